@@ -1,0 +1,218 @@
+"""Advantages: generalized advantage estimation and the grouped, critic-free estimators.
+
+Section 2 of the method. Everything here is measured over response tokens only: whatever stands in a
+masked slot, NaN and infinity included, changes neither a result nor a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from cvpo.groups import group_index, group_mean
+
+GROUP_KINDS = ("grpo", "dr-grpo", "rloo")
+
+_BLOCK = 32
+"""Slots that one triangular product covers."""
+
+_CHUNK_ELEMENTS = 1 << 20
+"""Rows are processed in chunks of about this many slots, so that intermediates stay in cache."""
+
+
+def gae(
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    response_mask: Shaped[Tensor, "B T"],
+    *,
+    gamma: float,
+    lam: float | Float[Tensor, " B"],
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Generalized advantage estimation (eq. 2), exact under masks and for one lambda per trajectory.
+
+    ``A_t = sum_k (gamma lam)^k delta_{t+k}`` with ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)`` and
+    ``V`` after the last response token equal to 0. ``values[:, t]`` is the value of the state
+    *before* token t. A masked slot between two response tokens is bridged: the result is that of the
+    sequence with the masked slots removed.
+
+    There is no loop over T. ``A`` is a suffix sum with geometric weights; it is computed by blocks,
+    one triangular product for each block and the same recurrence, 32 times shorter, between them.
+
+    Args:
+        rewards: Reward of each token, [B, T]; a terminal reward sits on the last response token.
+        values: Critic's values, [B, T].
+        response_mask: Nonzero on response tokens, [B, T].
+        gamma: Discount in [0, 1].
+        lam: lambda in [0, 1], one number or one per trajectory [B].
+
+    Returns:
+        ``(advantages, returns)``, both [B, T], ``returns = advantages + values``; 0 on masked slots.
+        float64 stays float64, everything else is computed and returned in float32.
+
+    Raises:
+        ValueError: Shapes differ, or gamma or lam lies outside [0, 1].
+    """
+    if rewards.ndim != 2 or not rewards.shape == values.shape == response_mask.shape:
+        raise ValueError(
+            "gae: rewards, values and response_mask must share one shape [B, T], got "
+            f"{tuple(rewards.shape)}, {tuple(values.shape)}, {tuple(response_mask.shape)}"
+        )
+    B, T = values.shape
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gae: gamma must lie in [0, 1], got {gamma}")
+    if isinstance(lam, Tensor) and lam.ndim > 0:
+        if lam.shape != (B,):
+            raise ValueError(f"gae: lam must be a number or [B] = [{B}], got {tuple(lam.shape)}")
+    else:
+        lam = float(lam)
+    inside = (lam >= 0) & (lam <= 1) if isinstance(lam, Tensor) else 0.0 <= lam <= 1.0
+    if not bool(torch.as_tensor(inside).all()):
+        raise ValueError(f"gae: lam must lie in [0, 1], got {lam}")
+
+    dtype = torch.promote_types(torch.promote_types(rewards.dtype, values.dtype), torch.float32)
+    mask = response_mask.bool()
+    advantages = torch.empty(B, T, dtype=dtype, device=values.device)
+    returns = torch.empty_like(advantages)
+    decay = gamma * (lam.to(values.device, dtype) if isinstance(lam, Tensor) else lam)
+    chunk = max(1, _CHUNK_ELEMENTS // max(T, 1))
+    for start in range(0, B, chunk):
+        rows = slice(start, start + chunk)
+        advantages[rows], returns[rows] = _gae_rows(
+            rewards[rows].to(dtype),
+            values[rows].to(dtype),
+            mask[rows],
+            gamma=gamma,
+            decay=decay[rows] if isinstance(decay, Tensor) else decay,
+        )
+    return advantages, returns
+
+
+def _gae_rows(
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    gamma: float,
+    decay: float | Float[Tensor, " B"],
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    has_gap = ((mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, :1].sum(1) > 1).any()
+    if has_gap:
+        packed = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
+        packed_rewards, packed_values = torch.zeros_like(rewards), torch.zeros_like(values)
+        packed_rewards[packed], packed_values[packed] = rewards[mask], values[mask]
+        packed_advantages, packed_returns = _gae_rows(
+            packed_rewards, packed_values, packed, gamma=gamma, decay=decay
+        )
+        advantages, returns = torch.zeros_like(rewards), torch.zeros_like(values)
+        advantages[mask], returns[mask] = packed_advantages[packed], packed_returns[packed]
+        return advantages, returns
+    values = values.masked_fill(~mask, 0)
+    delta = rewards.masked_fill(~mask, 0) - values
+    delta[:, :-1] += gamma * values[:, 1:]
+    advantages = _discounted_suffix_sum(delta, decay).masked_fill(~mask, 0)
+    return advantages, advantages + values
+
+
+def _discounted_suffix_sum(
+    x: Float[Tensor, "B T"], decay: float | Float[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """``y_t = x_t + decay y_{t+1}``, by blocks."""
+    B, T = x.shape
+    if B * T == 0:
+        return x
+    K = min(_BLOCK, T)
+    blocks = torch.nn.functional.pad(x, (0, -T % K)).view(B, -1, K)
+    position = torch.arange(K, device=x.device)
+    distance = position[:, None] - position  # [K, K]: from the column's slot to the row's
+    base = torch.as_tensor(decay, dtype=x.dtype, device=x.device)[..., None, None]
+    weight = (base ** distance.clamp(min=0)).tril()  # [K, K] or [B, K, K]
+    if blocks.shape[1] > 1:
+        # What each block hands to the one before it, then that carry added to the block's last slot.
+        heads = (blocks @ weight[..., :1]).squeeze(-1)
+        carry = _discounted_suffix_sum(heads, decay**K)[:, 1:]
+        step = base.squeeze(-1) if isinstance(decay, Tensor) else decay
+        last = blocks[..., -1] + torch.nn.functional.pad(step * carry, (0, 1))
+        blocks = torch.cat([blocks[..., :-1], last[..., None]], dim=-1)
+    return (blocks @ weight).flatten(1)[:, :T]
+
+
+def terminal_rewards(
+    reward: Float[Tensor, " B"], response_mask: Shaped[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Token rewards [B, T] of a reward [B] that is paid on the last response token (0 elsewhere).
+
+    A trajectory without response tokens gets no reward.
+    """
+    mask = response_mask.bool()
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, position, -1).amax(1, keepdim=True) if mask.shape[1] else position
+    return torch.where((position == last) & mask, reward[:, None], 0.0)
+
+
+def length_adaptive_lambda(lengths: Shaped[Tensor, " B"], *, alpha: float) -> Float[Tensor, " B"]:
+    """VAPO's lambda for the policy, ``1 - 1 / (alpha l)``, clamped to [0, 1].
+
+    The horizon is ``alpha * l`` tokens: alpha = .05 in VAPO, .17 in CVPO, which are meant for
+    responses of thousands of tokens. At 35 tokens .17 leaves a horizon of 6, and training stalls.
+
+    Args:
+        lengths: Response tokens of each trajectory, [B]; 0 gives lambda 0.
+        alpha: Positive.
+
+    Raises:
+        ValueError: alpha is not positive.
+    """
+    if not alpha > 0:
+        raise ValueError(f"length_adaptive_lambda: alpha must be positive, got {alpha}")
+    lengths = lengths.to(torch.promote_types(lengths.dtype, torch.float32))
+    return (1 - 1 / (alpha * lengths)).clamp(0, 1)
+
+
+def group_advantage(
+    rewards: Float[Tensor, " B"], group: Int[Tensor, " B"], *, kind: str
+) -> Float[Tensor, " B"]:
+    """Advantage of each trajectory against the other rollouts of its prompt, without a critic.
+
+    - ``grpo``: ``(r - mean) / (std + 1e-6)``, the sample standard deviation of the group
+      (arXiv 2402.03300, as the public trainers compute it).
+    - ``dr-grpo``: ``r - mean`` (arXiv 2503.20783).
+    - ``rloo``: r minus the mean of the *others* of the group (leave-one-out).
+
+    A group whose rewards are all equal carries no signal and gets exactly 0. That is decided by
+    ``max == min``: the float32 standard deviation of eight times 0.7 is 6.4e-8, not 0.
+
+    Args:
+        rewards: Reward of each trajectory, [B].
+        group: Any integer that names its prompt, [B].
+        kind: One of ``grpo``, ``dr-grpo``, ``rloo``.
+
+    Raises:
+        ValueError: Unknown kind, shapes differ, or ``rloo`` with a group of one rollout.
+    """
+    if kind not in GROUP_KINDS:
+        raise ValueError(f"group_advantage: kind must be one of {GROUP_KINDS}, got {kind!r}")
+    if rewards.ndim != 1 or rewards.shape != group.shape:
+        raise ValueError(
+            "group_advantage: rewards and group must both be [B], got "
+            f"{tuple(rewards.shape)} and {tuple(group.shape)}"
+        )
+    rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
+    index, num_groups = group_index(group)
+    count = torch.bincount(index, minlength=num_groups)[index]
+    if kind == "rloo" and bool((count == 1).any()):
+        lonely = group[count == 1][0].item()
+        raise ValueError(
+            f"group_advantage: rloo compares a rollout with the others of its group, but group "
+            f"{lonely} has one rollout; sample at least two for each prompt"
+        )
+    bounds = rewards.new_zeros(num_groups)
+    highest = bounds.scatter_reduce(0, index, rewards, "amax", include_self=False)
+    lowest = bounds.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    centred = rewards - group_mean(rewards, group)
+    if kind == "grpo":
+        variance = group_mean(centred.square(), group) * count / (count - 1).clamp(min=1)
+        centred = centred / (variance.sqrt() + 1e-6)
+    elif kind == "rloo":
+        centred = centred * count / (count - 1).clamp(min=1)
+    return torch.where((highest == lowest)[index], 0.0, centred)

@@ -1,0 +1,526 @@
+"""The difficulty curriculum: a Bayesian tracker of every prompt's success rate, and W_D (eq. 17-26).
+
+Algorithm 2: each prompt starts at Beta(1, 1); a step's rollouts are observed *before* they are
+weighted; once a round a detector asks whether the hard prompts have stalled while the easy ones have
+slowed down, and if so the weight's curve changes for good from ``early`` to ``bottleneck``.
+
+Decisions where the paper is silent are fields of `CurriculumConfig`; the defaults are the paper's.
+The printed detector divides sampling noise by rho and, without forgetting, passes at about the 20th
+visit of never-solved prompts whatever the policy does. ``detector="pooled"`` measures instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+Phase = Literal["early", "bottleneck"]
+PHASES: tuple[Phase, ...] = ("early", "bottleneck")
+
+
+class Curve(NamedTuple):
+    """Constants of W_D's two sigmoids: ``sigmoid(k1 (rho - c1)) sigmoid(-k2 (rho - c2))``."""
+
+    k1: float
+    c1: float
+    k2: float
+    c2: float
+
+
+EARLY = Curve(1.6, -0.2, 2.0, 1.2)
+BOTTLENECK = Curve(4.1, -0.1, 2.0, 0.9)
+
+
+def difficulty_weight(
+    rho: Float[Tensor, "*shape"], *, phase: str, constants: Curve | None = None
+) -> Float[Tensor, "*shape"]:
+    """W_D (eq. 25-26): the weight of a prompt with success rate rho.
+
+    ``early``: ``2 sigmoid(k1 (rho - c1)) sigmoid(-k2 (rho - c2))``, which varies by 8 % only.
+    ``bottleneck``: the same with its own constants, times ``1 - rho^2``. It demotes easy prompts (0
+    at rho = 1, which a Beta(1, 1) prior never reaches) and hardly promotes hard ones (1.03 at 0).
+
+    Args:
+        rho: Success rates in [0, 1], any shape.
+        phase: ``early`` or ``bottleneck``.
+        constants: The curve's (k1, c1, k2, c2); the paper's for that phase when None.
+
+    Raises:
+        ValueError: Unknown phase.
+    """
+    if phase not in PHASES:
+        raise ValueError(f"difficulty_weight: phase must be one of {PHASES}, got {phase!r}")
+    default = EARLY if phase == "early" else BOTTLENECK
+    k1, c1, k2, c2 = default if constants is None else constants
+    rho = rho.to(torch.promote_types(rho.dtype, torch.float32))
+    weight = 2 * torch.sigmoid(k1 * (rho - c1)) * torch.sigmoid(-k2 * (rho - c2))
+    return weight if phase == "early" else weight * (1 - rho.square())
+
+
+class BetaTracker:
+    """Beta posterior of every prompt's success rate (eq. 17-19), with optional forgetting.
+
+    Observing k rollouts with s successes: ``alpha <- 1 + d (alpha - 1) + s`` and
+    ``beta <- 1 + d (beta - 1) + k - s``, d the discount. d = 1 is the paper's: it never forgets.
+    State is float64 on the CPU, so that 17 398 prompts cost nothing and sums of counts stay exact.
+    """
+
+    def __init__(self, num_prompts: int, *, discount: float = 1.0) -> None:
+        """All prompts at Beta(1, 1), unobserved.
+
+        Args:
+            num_prompts: N; prompts are 0..N-1.
+            discount: d in (0, 1].
+
+        Raises:
+            ValueError: N is not positive or d outside (0, 1].
+        """
+        if num_prompts < 1:
+            raise ValueError(f"BetaTracker: num_prompts must be at least 1, got {num_prompts}")
+        if not 0 < discount <= 1:
+            raise ValueError(f"BetaTracker: discount must lie in (0, 1], got {discount}")
+        self.discount = discount
+        self.alpha = torch.ones(num_prompts, dtype=torch.float64)
+        self.beta = torch.ones(num_prompts, dtype=torch.float64)
+        self.visits = torch.zeros(num_prompts, dtype=torch.int64)
+        self.delta = torch.full((num_prompts,), math.nan, dtype=torch.float64)
+
+    @property
+    def rho(self) -> Float[Tensor, " N"]:
+        """Posterior mean success rate, ``alpha / (alpha + beta)``, in (0, 1)."""
+        return self.alpha / (self.alpha + self.beta)
+
+    def observe(
+        self,
+        prompt: Int[Tensor, " M"],
+        trials: Shaped[Tensor, " M"],
+        successes: Shaped[Tensor, " M"],
+    ) -> None:
+        """Adds observations, and sets ``delta = (rho_t - rho_{t-1}) / rho_{t-1}`` of their prompts.
+
+        A prompt that stands twice is observed twice, in that order. An observation of 0 trials says
+        nothing and changes nothing. ``delta`` stays NaN until a prompt's second observation.
+
+        Args:
+            prompt: Prompt ids in 0..N-1, [M].
+            trials: Rollouts, at least 0, [M].
+            successes: In 0..trials; fractions are partial credit, [M].
+
+        Raises:
+            ValueError: An unknown prompt or impossible count; names the entry. Nothing is changed.
+        """
+        prompt, trials, successes = self._checked(prompt, trials, successes)
+        order = torch.argsort(prompt, stable=True)
+        prompt, trials, successes = prompt[order], trials[order], successes[order]
+        # Rank of each entry among those of its prompt: one vectorised update for each rank.
+        _, counts = torch.unique_consecutive(prompt, return_counts=True)
+        starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+        rank = torch.arange(len(prompt)) - starts
+        for now in range(int(counts.max()) if len(counts) else 0):
+            chosen = rank == now
+            self._observe_distinct(prompt[chosen], trials[chosen], successes[chosen])
+
+    def _observe_distinct(self, prompt: Tensor, trials: Tensor, successes: Tensor) -> None:
+        alpha, beta = self.alpha[prompt], self.beta[prompt]
+        before = alpha / (alpha + beta)
+        alpha = 1 + self.discount * (alpha - 1) + successes
+        beta = 1 + self.discount * (beta - 1) + trials - successes
+        self.alpha[prompt], self.beta[prompt] = alpha, beta
+        change = (alpha / (alpha + beta) - before) / before
+        self.delta[prompt] = torch.where(self.visits[prompt] >= 1, change, math.nan)
+        self.visits[prompt] += 1
+
+    def _checked(
+        self, prompt: Tensor, trials: Tensor, successes: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        prompt = torch.as_tensor(prompt).cpu()
+        trials = torch.as_tensor(trials).cpu().double()
+        successes = torch.as_tensor(successes).cpu().double()
+        if prompt.ndim != 1 or not prompt.shape == trials.shape == successes.shape:
+            raise ValueError(
+                "observe: prompt, trials and successes must all be [M], got "
+                f"{tuple(prompt.shape)}, {tuple(trials.shape)}, {tuple(successes.shape)}"
+            )
+        if prompt.is_floating_point() or prompt.dtype == torch.bool:
+            if prompt.numel():
+                raise ValueError(f"observe: prompt ids must be integers, got {prompt.dtype}")
+            prompt = prompt.long()
+        prompt = prompt.long()
+        known = (prompt >= 0) & (prompt < len(self.alpha))
+        possible = (trials >= 0) & trials.isfinite() & (successes >= 0) & (successes <= trials)
+        for ok, what in ((known, f"unknown prompt (N = {len(self.alpha)})"), (possible, "count")):
+            if not bool(ok.all()):
+                at = int((~ok).nonzero()[0])
+                raise ValueError(
+                    f"observe: impossible {what} at entry {at}: prompt {int(prompt[at])}, "
+                    f"{trials[at].item():g} trials, {successes[at].item():g} successes"
+                )
+        said = trials > 0
+        return prompt[said], trials[said], successes[said]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as tensors and numbers."""
+        return {
+            "discount": self.discount,
+            "alpha": self.alpha.clone(),
+            "beta": self.beta.clone(),
+            "visits": self.visits.clone(),
+            "delta": self.delta.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`.
+
+        Raises:
+            ValueError: A field is missing or unknown, or of another discount or number of prompts.
+        """
+        check_fields("BetaTracker", state, self.state_dict())
+        if state["discount"] != self.discount:
+            raise ValueError(
+                f"BetaTracker: the state has discount {state['discount']}, this tracker "
+                f"{self.discount}; build the tracker with the state's discount"
+            )
+        for name in ("alpha", "beta", "visits", "delta"):
+            here, loaded = getattr(self, name), torch.as_tensor(state[name])
+            if loaded.shape != here.shape:
+                raise ValueError(
+                    f"BetaTracker: {name} of the state has {tuple(loaded.shape)} prompts, this "
+                    f"tracker {tuple(here.shape)}; was the problem set changed?"
+                )
+            setattr(self, name, loaded.to("cpu", here.dtype).clone())
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Tracker, detector and curve. Defaults: the paper's thresholds, the printed detector."""
+
+    discount: float = 1.0
+    """Of the tracker, in (0, 1]. The paper never forgets (1); .8-.9 follow real drift better."""
+    detector: Literal["printed", "pooled"] = "printed"
+    quantifier: Literal["mean", "all", "fraction"] = "mean"
+    """How many prompts of a set the printed test asks: their mean, all, or `fraction` of them."""
+    fraction: float = 0.9
+    min_prompts: int = 1
+    """A set with fewer prompts never counts as stopped. At least 1: empty sets decide nothing."""
+    low: float = 0.3
+    """The low set: rho <= low."""
+    high: float = 0.8
+    """The high set: rho >= high."""
+    low_delta: float = 0.05
+    """Printed test: the low set has stalled if ``|Delta| <= low_delta``."""
+    high_delta: float = 0.03
+    """Printed test: the high set has slowed if ``Delta <= high_delta``."""
+    window: int = 8
+    """Pooled test: rounds it looks back, even; window + 3 rounds must be complete."""
+    margin: float = 0.01
+    """Pooled test: stopped if the rise a round is surely below ``margin`` of the rate."""
+    z: float = 1.645
+    """Pooled test: normal quantile of the one-sided bound (1.645: 95 %)."""
+    early: Curve = EARLY
+    bottleneck: Curve = BOTTLENECK
+
+    def __post_init__(self) -> None:
+        """Refuses what the curriculum could not carry out.
+
+        Raises:
+            ValueError: Names the field, its value and what is allowed.
+        """
+        rules = {
+            "discount": (0 < self.discount <= 1, "in (0, 1]"),
+            "detector": (self.detector in ("printed", "pooled"), "printed or pooled"),
+            "quantifier": (self.quantifier in ("mean", "all", "fraction"), "mean, all, fraction"),
+            "fraction": (0 < self.fraction <= 1, "in (0, 1]"),
+            "min_prompts": (self.min_prompts >= 1, "at least 1"),
+            "low": (0 <= self.low < self.high, "at least 0 and below high"),
+            "high": (self.high <= 1, "at most 1"),
+            "low_delta": (self.low_delta >= 0, "at least 0"),
+            "window": (self.window >= 2 and self.window % 2 == 0, "even and at least 2"),
+            "margin": (self.margin >= 0, "at least 0"),
+            "z": (self.z >= 0, "at least 0"),
+        }
+        for field, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What the detector saw at the end of a round, and why the phase did or did not change."""
+
+    round: int
+    """Rounds completed, this one included."""
+    phase: Phase
+    """The phase from the next step on."""
+    switched: bool
+    reason: str
+    low_count: int
+    high_count: int
+    low_delta: float
+    """Printed: mean |Delta| of the low set. Pooled: its rise a round, relative to its rate."""
+    high_delta: float
+    """Printed: mean Delta of the high set. Pooled: its rise a round, relative to its rate."""
+    low_stopped: bool
+    high_stopped: bool
+
+
+class DifficultyCurriculum:
+    """Tracker, detector and curve together (algorithm 2).
+
+    A step calls ``observe`` with its rollouts, then ``weight``; the end of a round calls
+    ``end_round``. A switch acts from the next step on, and stays.
+    """
+
+    def __init__(self, num_prompts: int, *, config: CurriculumConfig | None = None) -> None:
+        """Starts in the early phase with nothing observed.
+
+        Args:
+            num_prompts: N; prompts are 0..N-1.
+            config: `CurriculumConfig`; the paper's when None.
+        """
+        self.config = config or CurriculumConfig()
+        self.tracker = BetaTracker(num_prompts, discount=self.config.discount)
+        self.phase: Phase = "early"
+        self.rounds = 0
+        self.round_trials = torch.zeros(num_prompts, dtype=torch.float64)
+        self.round_successes = torch.zeros(num_prompts, dtype=torch.float64)
+        # The last rounds, as the pooled detector reads them: what was counted in each round, and
+        # who was in the low and in the high set at its end. The set fixed `window` rounds ago
+        # stands in the entry before the window, hence window + 1 entries.
+        self._history: deque[_Round] = deque(maxlen=self.config.window + 1)
+
+    def observe(
+        self,
+        prompt: Int[Tensor, " M"],
+        trials: Shaped[Tensor, " M"],
+        successes: Shaped[Tensor, " M"],
+    ) -> None:
+        """As `BetaTracker.observe`; also counts what the round has seen."""
+        self.tracker.observe(prompt, trials, successes)
+        index = torch.as_tensor(prompt).cpu().long()
+        self.round_trials.index_add_(0, index, torch.as_tensor(trials).cpu().double())
+        self.round_successes.index_add_(0, index, torch.as_tensor(successes).cpu().double())
+
+    def weight(self, prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """W_D of these prompts, float32 on their device, from what has been observed so far."""
+        curve = self.config.early if self.phase == "early" else self.config.bottleneck
+        rho = self.tracker.rho[prompt.cpu()]
+        weight = difficulty_weight(rho, phase=self.phase, constants=curve)
+        return weight.to(prompt.device, torch.float32)
+
+    def end_round(self) -> RoundReport:
+        """Runs the detector on the round that ends here, and begins the next one."""
+        self.rounds += 1
+        rho, visits = self.tracker.rho, self.tracker.visits
+        twice = visits >= 2
+        self._history.append(
+            _Round(
+                trials=self.round_trials,
+                successes=self.round_successes,
+                low=twice & (rho <= self.config.low),
+                high=twice & (rho >= self.config.high),
+            )
+        )
+        self.round_trials = torch.zeros_like(self.round_trials)
+        self.round_successes = torch.zeros_like(self.round_successes)
+        test = self._printed if self.config.detector == "printed" else self._pooled
+        low, high = test()
+        switched = self.phase == "early" and low.stopped and high.stopped
+        if switched:
+            self.phase = "bottleneck"
+        return RoundReport(
+            round=self.rounds,
+            phase=self.phase,
+            switched=switched,
+            reason=f"{self.config.detector} detector: {low.reason}; {high.reason}",
+            low_count=low.count,
+            high_count=high.count,
+            low_delta=low.change,
+            high_delta=high.change,
+            low_stopped=low.stopped,
+            high_stopped=high.stopped,
+        )
+
+    def _printed(self) -> tuple[_Verdict, _Verdict]:
+        """The printed test on the prompts observed in this round (and at least twice in all)."""
+        config, now = self.config, self._history[-1]
+        seen = now.trials > 0
+        delta = self.tracker.delta
+        return (
+            self._printed_set("low", delta[now.low & seen].abs(), config.low_delta),
+            self._printed_set("high", delta[now.high & seen], config.high_delta),
+        )
+
+    def _printed_set(self, name: str, change: Float[Tensor, " M"], limit: float) -> _Verdict:
+        count = len(change)
+        if count < self.config.min_prompts:
+            return _Verdict(False, count, math.nan, _too_few(name, count, self.config))
+        mean, share = change.mean().item(), (change <= limit).double().mean().item()
+        stopped = {
+            "mean": mean <= limit,
+            "all": share == 1.0,
+            "fraction": share >= self.config.fraction,
+        }[self.config.quantifier]
+        reason = (
+            f"{name} set of {count} {'stopped' if stopped else 'moves'} (mean change {mean:.4f}, "
+            f"{share:.1%} within {limit}, quantifier {self.config.quantifier})"
+        )
+        return _Verdict(stopped, count, mean, reason)
+
+    def _pooled(self) -> tuple[_Verdict, _Verdict]:
+        """The noise-aware test: pooled raw counts of sets that were fixed before the window."""
+        first_test = self.config.window + 2  # counted from 0: the sets are fixed on three rounds
+        if self.rounds <= first_test:
+            missing = f"no test before {first_test + 1} rounds are complete"
+            verdict = _Verdict(False, 0, math.nan, missing)
+            return verdict, verdict
+        fixed, *window = self._history
+        half = self.config.window // 2
+        return (
+            self._pooled_set("low", fixed.low, window[:half], window[half:]),
+            self._pooled_set("high", fixed.high, window[:half], window[half:]),
+        )
+
+    def _pooled_set(
+        self, name: str, members: Bool[Tensor, " N"], first: list[_Round], second: list[_Round]
+    ) -> _Verdict:
+        config, count = self.config, int(members.sum())
+        if count < config.min_prompts:
+            return _Verdict(False, count, math.nan, _too_few(name, count, config))
+        n1, n2 = (sum(r.trials[members].sum().item() for r in half) for half in (first, second))
+        s1, s2 = (sum(r.successes[members].sum().item() for r in half) for half in (first, second))
+        if n1 == 0 or n2 == 0:
+            reason = f"{name} set of {count} has half a window without rollouts"
+            return _Verdict(False, count, math.nan, reason)
+        rounds = config.window / 2
+        p1, p2 = s1 / n1, s2 / n2
+        rise = (p2 - p1) / rounds
+        scale = p1
+        if s1 + s2 in (0, n1 + n2):
+            # All failed or all solved: the binomial error is 0 however little was seen, and a rate
+            # of 0 sets no scale. Then the bound is the exact one of no event in n trials at the
+            # level of z, and the scale at least the low set's threshold.
+            tail = 0.5 * math.erfc(config.z / math.sqrt(2))
+            bound = rise + (1 - tail ** (1 / min(n1, n2))) / rounds
+            scale = max(p1, config.low)
+        else:
+            error = math.sqrt(p1 * (1 - p1) / n1 + p2 * (1 - p2) / n2) / rounds
+            bound = rise + config.z * error
+        stopped = bound <= config.margin * scale
+        reason = (
+            f"{name} set of {count} {'stopped' if stopped else 'moves'} (rate {p1:.4f} to {p2:.4f}, "
+            f"rise a round at most {bound:.5f} against {config.margin * scale:.5f})"
+        )
+        return _Verdict(stopped, count, rise / p1 if p1 > 0 else math.nan, reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: tracker, phase, rounds and the detector's window."""
+        return {
+            "tracker": self.tracker.state_dict(),
+            "phase": self.phase,
+            "rounds": self.rounds,
+            "round_trials": self.round_trials.clone(),
+            "round_successes": self.round_successes.clone(),
+            "history": [entry._asdict() for entry in self._history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`.
+
+        Raises:
+            ValueError: A field is missing or unknown, or does not fit this curriculum.
+        """
+        check_fields("DifficultyCurriculum", state, self.state_dict())
+        if state["phase"] not in PHASES:
+            raise ValueError(f"DifficultyCurriculum: phase must be one of {PHASES}")
+        if len(state["history"]) > self.config.window + 1:
+            raise ValueError(
+                f"DifficultyCurriculum: the state holds {len(state['history'])} rounds, window "
+                f"{self.config.window} needs at most {self.config.window + 1}"
+            )
+        self.tracker.load_state_dict(state["tracker"])
+        self.phase, self.rounds = state["phase"], state["rounds"]
+        self.round_trials = state["round_trials"].clone()
+        self.round_successes = state["round_successes"].clone()
+        self._history.clear()
+        self._history.extend(_Round(**entry) for entry in state["history"])
+
+
+class RoundClock:
+    """Says when a round is over: one pass over the prompts, or every `round_steps` steps.
+
+    Fractional passes carry over to the step in which they complete; a step that completes several
+    passes ends one round.
+    """
+
+    def __init__(self, num_prompts: int, *, round_steps: int | None = None) -> None:
+        """Starts at the beginning of a round.
+
+        Args:
+            num_prompts: Prompts of one pass.
+            round_steps: Steps of one round instead, at least 1.
+
+        Raises:
+            ValueError: A number below 1.
+        """
+        self.length = num_prompts if round_steps is None else round_steps
+        if self.length < 1:
+            raise ValueError(f"RoundClock: a round must be at least 1 long, got {self.length}")
+        self.by_steps = round_steps is not None
+        self.elapsed = 0
+
+    def tick(self, prompts: int) -> bool:
+        """Counts one step that rolled out this many prompts; True if a round ends with it."""
+        self.elapsed += 1 if self.by_steps else prompts
+        over = self.elapsed >= self.length
+        self.elapsed %= self.length
+        return over
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the round is."""
+        return {"elapsed": self.elapsed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`.
+
+        Raises:
+            ValueError: A field is missing or unknown.
+        """
+        check_fields("RoundClock", state, self.state_dict())
+        self.elapsed = state["elapsed"]
+
+
+class _Round(NamedTuple):
+    trials: Float[Tensor, " N"]
+    successes: Float[Tensor, " N"]
+    low: Bool[Tensor, " N"]
+    high: Bool[Tensor, " N"]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    stopped: bool
+    count: int
+    change: float
+    reason: str
+
+
+def _too_few(name: str, count: int, config: CurriculumConfig) -> str:
+    return f"{name} set of {count} is too small (min_prompts {config.min_prompts})"
+
+
+def check_fields(owner: str, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuses a state dict with missing or unknown fields, by name.
+
+    Raises:
+        ValueError: Lists them.
+    """
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or unknown:
+        raise ValueError(f"{owner}: state lacks {missing} and has unknown {unknown}")

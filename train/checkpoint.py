@@ -1,0 +1,89 @@
+"""Checkpoints are whole or absent: written aside, then renamed. Old ones go after the new one stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_NAME = re.compile(r"step-(\d{8})")
+_STATE = "state.pt"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and says what to do."""
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    *,
+    state: Mapping[str, Any],
+    write_models: Callable[[Path], None],
+    keep: int,
+) -> Path:
+    """Writes `folder/step-<step>` and then deletes all but the newest `keep`.
+
+    Args:
+        folder: The run's checkpoints.
+        step: Completed steps.
+        state: Tensors and plain data only: it is read back without running any code.
+        write_models: Writes models and optimisers into the folder it is given.
+        keep: At least 1.
+    """
+    target = folder / f"step-{step:08d}"
+    aside = folder / f".{target.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write_models(aside)
+    torch.save(dict(state), aside / _STATE)
+    for file in aside.rglob("*"):
+        if file.is_file():
+            _flush(file)
+    if target.exists():
+        shutil.rmtree(target)
+    aside.rename(target)
+    _flush(folder)
+    for _, old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Whole checkpoints, oldest first, with their steps."""
+    if not folder.is_dir():
+        return []
+    found = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted((int(m.group(1)), path) for m, path in found)
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """The state that `save_checkpoint` was given.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    file = checkpoint / _STATE
+    try:
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing)") from None
+    except (RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(
+            f"{file}: damaged ({str(error).splitlines()[0]}); delete {checkpoint.name} to go on "
+            "from the checkpoint before it"
+        ) from error
+    return state
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

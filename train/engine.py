@@ -1,0 +1,392 @@
+"""What computes gradients. The loop knows the verbs of `Engine` only.
+
+Every verb takes the whole batch of the step and returns results for the whole batch; how it is cut
+into micro-batches (and, in an engine of many processes, over ranks) changes nothing, because every
+loss is divided by counts of the whole optimiser batch (`cvpo.loss`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from cvpo import (
+    BatchCounts,
+    Method,
+    kl_loss,
+    policy_loss,
+    policy_statistics,
+    positive_lm_loss,
+    value_loss,
+)
+from train.config import Config, Optimizer
+from train.models import Critic, position_ids
+from train.rollout.batch import Batch
+from train.seeds import generator_of
+
+
+class Engine(Protocol):
+    """Models, optimisers and the passes through them."""
+
+    def log_probs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """log pi(token) and entropy (nats) at every response slot, [B, T] each, without gradient."""
+
+    def values(self, batch: Batch) -> Tensor:
+        """V before every response token, [B, T], without gradient."""
+
+    def update_critic(
+        self, batch: Batch, returns: Tensor, old_values: Tensor, *, passes: int
+    ) -> dict[str, float]:
+        """Fits the critic to returns [B, T]; returns its metrics."""
+
+    def update_actor(
+        self, batch: Batch, advantages: Tensor, old_log_probs: Tensor
+    ) -> dict[str, float]:
+        """One step of the policy on A' [B, T]; returns its metrics."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's parameters, one at a time, for a rollout backend."""
+
+    def save(self, folder: Path) -> None:
+        """Writes models, optimisers and counters into an existing folder."""
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote."""
+
+
+class PlainEngine:
+    """One process, one device, plain PyTorch."""
+
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        *,
+        actor: PreTrainedModel,
+        critic: Critic | None,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        """Takes over the models.
+
+        Args:
+            config: The run's.
+            method: The declaration, with the run's overrides.
+            actor: The policy.
+            critic: For methods that have one.
+            reference: A frozen policy, for the KL loss.
+        """
+        self.config, self.method = config, method
+        self.actor, self.critic, self.reference = actor, critic, reference
+        self.device = actor.device
+        self.actor_optimizer = _adamw(actor, config.actor)
+        self.critic_optimizer = _adamw(critic, config.critic) if critic else None
+        # Calls of update_actor and update_critic so far: they set the learning rate and the order.
+        self.counters = {"actor": 0, "critic": 0}
+        self._accepted = set(inspect.signature(actor.forward).parameters)
+
+    @torch.no_grad()
+    def log_probs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """As `Engine.log_probs`."""
+        return self._log_probs(self.actor, batch)
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Float[Tensor, "B T"]:
+        """As `Engine.values`."""
+        values = torch.zeros(batch.response_mask.shape)
+        for part in self._parts(batch, torch.arange(len(batch))):
+            values[part.rows, : part.width] = self._values(part).cpu()
+        return values
+
+    def update_critic(
+        self,
+        batch: Batch,
+        returns: Float[Tensor, "B T"],
+        old_values: Float[Tensor, "B T"],
+        *,
+        passes: int,
+    ) -> dict[str, float]:
+        """As `Engine.update_critic`."""
+        if self.critic is None or self.critic_optimizer is None:
+            raise RuntimeError(f"{self.method.name} has no critic to update")
+        settings = self.config.critic
+        sums: dict[str, float] = defaultdict(float)
+        for rows in self._minibatches("critic", len(batch), settings, passes):
+            counts = self._counts(batch, rows)
+            for part in self._parts(batch, rows):
+                loss = value_loss(
+                    self._values(part),
+                    part.of(returns),
+                    part.response_mask,
+                    counts=counts,
+                    old_values=part.of(old_values),
+                    clip=settings.value_clip,
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+                sums["loss"] += loss.item()
+            self._optimizer_step(self.critic, self.critic_optimizer, settings, sums)
+        return {
+            "critic/loss": sums["loss"] / max(sums["updates"], 1),
+            "critic/grad_norm": sums["grad_norm"] / max(sums["updates"], 1),
+            "critic/lr": self.critic_optimizer.param_groups[0]["lr"],
+            "critic/skipped_updates": sums["skipped"],
+        }
+
+    def update_actor(
+        self, batch: Batch, advantages: Float[Tensor, "B T"], old_log_probs: Float[Tensor, "B T"]
+    ) -> dict[str, float]:
+        """As `Engine.update_actor`."""
+        method, settings, algorithm = self.method, self.config.actor, self.config.algorithm
+        reference = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = self._log_probs(self.reference, batch)
+        sums: dict[str, float] = defaultdict(float)
+        for rows in self._minibatches("actor", len(batch), settings, settings.passes):
+            counts = self._counts(batch, rows)
+            lm_tokens = (batch.correct * batch.lengths)[rows].sum().item()
+            for part in self._parts(batch, rows):
+                log_probs, entropy = self._forward(self.actor, part)
+                old, A = part.of(old_log_probs), part.of(advantages)
+                loss = policy_loss(
+                    log_probs,
+                    old,
+                    A,
+                    part.response_mask,
+                    counts=counts,
+                    clip_low=method.clip_low,
+                    clip_high=method.clip_high,
+                    reduction=method.reduction,
+                )
+                sums["policy"] += loss.item()
+                if method.lm_coefficient:
+                    lm = positive_lm_loss(
+                        log_probs, part.response_mask, part.of(batch.correct), num_tokens=lm_tokens
+                    )
+                    sums["lm"] += lm.item()
+                    loss = loss + method.lm_coefficient * lm
+                if reference is not None:
+                    kl = kl_loss(
+                        log_probs,
+                        part.of(reference),
+                        part.response_mask,
+                        counts=counts,
+                        reduction=method.reduction,
+                    )
+                    sums["reference_kl"] += kl.item()
+                    loss = loss + algorithm.kl_coefficient * kl
+                if algorithm.entropy_coefficient:
+                    mean = entropy.masked_fill(~part.response_mask, 0).sum() / counts.tokens
+                    loss = loss - algorithm.entropy_coefficient * mean
+                loss.backward()  # type: ignore[no-untyped-call]
+                for name, value in policy_statistics(
+                    log_probs.detach(),
+                    old,
+                    A,
+                    part.response_mask,
+                    clip_low=method.clip_low,
+                    clip_high=method.clip_high,
+                ).items():
+                    sums[name] += value
+            self._optimizer_step(self.actor, self.actor_optimizer, settings, sums)
+        tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
+        metrics = {
+            "policy/loss": sums["policy"] / updates,
+            "policy/clip_low": sums["clip_low"] / tokens,
+            "policy/clip_high": sums["clip_high"] / tokens,
+            "policy/update_kl": sums["kl"] / tokens,
+            "policy/ratio_ess": sums["ratio"] ** 2 / (sums["ratio_square"] * tokens or math.nan),
+            "policy/grad_norm": sums["grad_norm"] / updates,
+            "policy/lr": self.actor_optimizer.param_groups[0]["lr"],
+            "policy/skipped_updates": sums["skipped"],
+        }
+        if method.lm_coefficient:
+            metrics["lm/loss"] = sums["lm"] / updates
+        if reference is not None:
+            metrics["policy/kl"] = sums["reference_kl"] / updates
+        return metrics
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `Engine.weights`."""
+        for name, parameter in self.actor.named_parameters():
+            yield name, parameter.detach()
+
+    def save(self, folder: Path) -> None:
+        """As `Engine.save`; the models are written as `save_pretrained` does."""
+        self.actor.save_pretrained(folder / "actor")
+        state: dict[str, Any] = {
+            "counters": self.counters,
+            "actor_optimizer": self.actor_optimizer.state_dict(),
+        }
+        if self.critic is not None and self.critic_optimizer is not None:
+            self.critic.save(folder / "critic")
+            state["critic_optimizer"] = self.critic_optimizer.state_dict()
+        torch.save(state, folder / "optimizers.pt")
+
+    def load(self, folder: Path) -> None:
+        """Restores optimisers and counters; the models are built from the folder already."""
+        state = torch.load(folder / "optimizers.pt", weights_only=True)
+        self.counters = state["counters"]
+        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+    def _minibatches(
+        self, name: str, size: int, settings: Optimizer, passes: int
+    ) -> Iterator[Int[Tensor, " rows"]]:
+        """The rows of each optimiser batch; a new random order in each pass."""
+        count = self.counters[name]
+        optimizer = self.actor_optimizer if name == "actor" else self.critic_optimizer
+        assert optimizer is not None
+        for group in optimizer.param_groups:
+            warmup = settings.warmup_steps
+            group["lr"] = settings.lr * (min(1.0, (count + 1) / warmup) if warmup else 1.0)
+        for number in range(passes):
+            generator = generator_of(self.config.seed, "minibatches", name, count, number)
+            order = torch.randperm(size, generator=generator)
+            yield from order.tensor_split(min(settings.minibatches, size))
+        self.counters[name] += 1
+
+    def _counts(self, batch: Batch, rows: Int[Tensor, " rows"]) -> BatchCounts:
+        lengths = batch.lengths[rows]
+        return BatchCounts(
+            tokens=float(lengths.sum()),
+            sequences=float((lengths > 0).sum()),
+            max_length=self.config.rollout.max_tokens,
+        )
+
+    def _optimizer_step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: Optimizer,
+        sums: dict[str, float],
+    ) -> None:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
+        if math.isfinite(norm):
+            optimizer.step()
+            sums["updates"] += 1
+            sums["grad_norm"] += norm
+        else:
+            sums["skipped"] += 1
+        optimizer.zero_grad(set_to_none=True)
+
+    def _parts(self, batch: Batch, rows: Int[Tensor, " rows"]) -> Iterator[Part]:
+        """Cuts rows into micro-batches of similar length, within the slot budget."""
+        prompt_lengths = batch.attention_mask[:, : batch.prompt_width].sum(1)
+        lengths = batch.lengths
+        order = rows[torch.argsort(prompt_lengths[rows] + lengths[rows])]
+        budget = self.config.engine.micro_batch_tokens
+        chosen: list[int] = []
+        widest_prompt = widest_response = 0
+        for row in order.tolist():
+            prompt = max(widest_prompt, int(prompt_lengths[row]))
+            response = max(widest_response, int(lengths[row]))
+            if chosen and (len(chosen) + 1) * (prompt + response) > budget:
+                yield Part.cut(batch, chosen, widest_prompt, widest_response, self.device)
+                chosen, prompt, response = [], int(prompt_lengths[row]), int(lengths[row])
+            chosen.append(row)
+            widest_prompt, widest_response = prompt, response
+        if chosen:
+            yield Part.cut(batch, chosen, widest_prompt, widest_response, self.device)
+
+    def _log_probs(
+        self, model: PreTrainedModel, batch: Batch
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        log_probs = torch.zeros(batch.response_mask.shape)
+        entropies = torch.zeros(batch.response_mask.shape)
+        for part in self._parts(batch, torch.arange(len(batch))):
+            found, entropy = self._forward(model, part)
+            log_probs[part.rows, : part.width] = found.cpu()
+            entropies[part.rows, : part.width] = entropy.cpu()
+        return log_probs, entropies
+
+    def _forward(
+        self, model: PreTrainedModel, part: Part
+    ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "b w"]]:
+        """log pi(token) and entropy at the response slots, at the rollouts' temperature."""
+        inputs = part.inputs(self._accepted)
+        if "logits_to_keep" in self._accepted:
+            inputs["logits_to_keep"] = part.width + 1
+        logits = model(**inputs, use_cache=False).logits[:, -part.width - 1 : -1].float()
+        logits = logits / self.config.rollout.temperature
+        normalizer = logits.logsumexp(-1)
+        chosen = logits.gather(-1, part.response_ids[..., None]).squeeze(-1)
+        # Without an entropy bonus the entropy is watched, not trained: no gradient, less memory.
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() and self.config.algorithm.entropy_coefficient > 0
+        ):
+            entropy = normalizer - (logits.softmax(-1) * logits).sum(-1)
+        return chosen - normalizer, entropy
+
+    def _values(self, part: Part) -> Float[Tensor, "b w"]:
+        """V before each response token: read where the token before it stands."""
+        assert self.critic is not None
+        inputs = part.inputs(self._accepted)
+        values: Tensor = self.critic(**inputs, use_cache=False)
+        return values[:, -part.width - 1 : -1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A micro-batch on the device: b rows, their padding trimmed to w response slots."""
+
+    rows: Int[Tensor, " b"]
+    width: int
+    input_ids: Int[Tensor, "b L"]
+    attention_mask: Int[Tensor, "b L"]
+    response_mask: Tensor
+
+    @classmethod
+    def cut(
+        cls, batch: Batch, rows: list[int], prompt: int, response: int, device: torch.device
+    ) -> Part:
+        """These rows, with only so many prompt and response slots as the longest needs."""
+        P, width = batch.prompt_width, max(response, 1)
+        columns = slice(P - prompt, P + width)
+        index = torch.tensor(rows)
+        return cls(
+            rows=index,
+            width=width,
+            input_ids=batch.input_ids[index, columns].to(device),
+            attention_mask=batch.attention_mask[index, columns].to(device),
+            response_mask=batch.response_mask[index, :width].to(device),
+        )
+
+    @property
+    def response_ids(self) -> Int[Tensor, "b w"]:
+        """The tokens whose probabilities are asked for."""
+        return self.input_ids[:, -self.width :]
+
+    def of(self, x: Tensor) -> Tensor:
+        """These rows of a tensor [B] or [B, T], trimmed, on the device."""
+        x = x[self.rows]
+        return (x if x.ndim == 1 else x[:, : self.width]).to(self.input_ids.device)
+
+    def inputs(self, accepted: set[str]) -> dict[str, Any]:
+        """A transformers model's arguments, those that it knows."""
+        inputs: dict[str, Any] = {
+            "input_ids": self.input_ids,
+            "attention_mask": self.attention_mask,
+        }
+        if "position_ids" in accepted:
+            inputs["position_ids"] = position_ids(self.attention_mask)
+        return inputs
+
+
+def _adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+    )

@@ -1,0 +1,132 @@
+"""avg@k on held-out problems, under every configured verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from cvpo import avg_at_k, pass_at_k, verify
+from train.config import Config, benchmark_name
+from train.data import Problem, render_prompt
+from train.rollout.backend import Backend
+from train.seeds import seed_of
+from train.sources import problems_from
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A named set of held-out problems and their prompts."""
+
+    name: str
+    problems: Sequence[Problem]
+    prompts: Sequence[Sequence[int]]
+
+
+def load_benchmarks(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Benchmark]:
+    """Reads every configured benchmark.
+
+    Raises:
+        DataError: A benchmark cannot be read.
+        ConfigError: A prompt is too long.
+    """
+    benchmarks = []
+    for dataset in config.evaluation.benchmarks:
+        problems = problems_from(dataset)
+        prompts = [
+            render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
+            for problem in problems
+        ]
+        benchmarks.append(Benchmark(benchmark_name(dataset), problems, prompts))
+    return benchmarks
+
+
+def evaluate(
+    benchmarks: Sequence[Benchmark],
+    *,
+    config: Config,
+    backend: Backend,
+    tokenizer: PreTrainedTokenizerBase,
+    step: int,
+) -> dict[str, list[Any]]:
+    """k responses to every problem, graded.
+
+    Returns:
+        The columns of the run log's `evals` part, one row for each response.
+    """
+    settings = config.evaluation
+    rows: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "benchmark",
+            "problem_id",
+            "sample",
+            "exact",
+            "normalized",
+            "symbolic",
+            "length",
+            "truncated",
+        )
+    }
+    jobs = [
+        (benchmark.name, problem, prompt, sample)
+        for benchmark in benchmarks
+        for problem, prompt in zip(benchmark.problems, benchmark.prompts, strict=True)
+        for sample in range(settings.samples)
+    ]
+    if not jobs:
+        return rows
+    responses = backend.generate(
+        [prompt for _, _, prompt, _ in jobs],
+        [
+            seed_of(config.seed, "evaluation", step, name, problem.prompt_id, sample)
+            for name, problem, _, sample in jobs
+        ],
+        settings,
+    )
+    for (name, problem, _, sample), tokens, truncated in zip(
+        jobs, responses.tokens, responses.truncated, strict=True
+    ):
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        rows["benchmark"].append(name)
+        rows["problem_id"].append(f"{problem.prompt_id}:{problem.source_id}")
+        rows["sample"].append(sample)
+        for verifier in ("exact", "normalized", "symbolic"):
+            chosen = verifier in settings.verifiers
+            verdict = verify(text, problem.gold, verifier=verifier) if chosen else None
+            rows[verifier].append(verdict)
+        rows["length"].append(len(tokens))
+        rows["truncated"].append(truncated)
+    return rows
+
+
+@dataclass(frozen=True)
+class Score:
+    """A benchmark's result under one verifier."""
+
+    problems: int
+    samples: int
+    mean: float
+    standard_error: float
+    """Clustered by problem; NaN for one problem."""
+    pass_at_k: float
+
+
+def summarize(rows: Mapping[str, Sequence[Any]], *, verifier: str) -> dict[str, Score]:
+    """avg@k with its standard error and pass@k (k: all samples), for each benchmark and `all`."""
+    names = np.array(rows["benchmark"])
+    verdicts = np.array(rows[verifier], dtype=float)
+    keys = np.array([f"{b}/{p}" for b, p in zip(names, rows["problem_id"], strict=True)])
+    scores: dict[str, Score] = {}
+    for name in [*dict.fromkeys(rows["benchmark"]), "all"]:
+        chosen = np.ones(len(names), bool) if name == "all" else names == name
+        _, problem = np.unique(keys[chosen], return_inverse=True)
+        correct = verdicts[chosen][np.argsort(problem, kind="stable")].reshape(problem.max() + 1, -1)
+        k = correct.shape[1]
+        mean, error = avg_at_k(correct)
+        solved = pass_at_k(np.full(len(correct), k), (correct >= 0.5).sum(1), k)
+        scores[name] = Score(len(correct), k, mean, error, float(np.mean(solved)))
+    return scores

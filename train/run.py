@@ -1,0 +1,275 @@
+"""A run set up: models, data, log and everything with a state, new or resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from cvpo import SAMPLERS, Method, RunLog, explained_variance
+from cvpo.runlog import RunLogError, read_run
+from train.checkpoint import CheckpointError, checkpoints, load_state, save_checkpoint
+from train.config import Config, ConfigError
+from train.data import Problem, problem_table, render_prompt
+from train.engine import Engine, PlainEngine
+from train.evaluate import Benchmark, evaluate, load_benchmarks
+from train.models import end_of_sequence, load_actor, load_critic, load_tokenizer
+from train.record import Recorder, monte_carlo_returns
+from train.rollout.backend import Backend, TransformersBackend
+from train.rollout.collect import Collector
+from train.seeds import seed_of
+from train.sources import problems_from
+from train.timing import Phases
+from train.weigh import Weigher
+
+MAY_CHANGE = {"steps", "run_dir", "evaluation", "checkpoints", "log"}
+"""Keys that a resumed run may set anew: none of them changes what is trained."""
+
+
+class Run:
+    """Everything that the loop works with."""
+
+    def __init__(self, config: Config) -> None:
+        """Opens the run's folder: a new run starts, an interrupted one goes on.
+
+        Raises:
+            ConfigError: The folder holds a run of another configuration, or a prompt is too long.
+            DataError: Problems cannot be read.
+            ModelError: A model cannot be loaded.
+            CheckpointError: The last checkpoint is damaged.
+        """
+        self.config, self.method = config, config.declared()
+        if config.engine.threads:
+            torch.set_num_threads(config.engine.threads)
+        folder = config.folder
+        saved = checkpoints(folder / "checkpoints")
+        self.step, checkpoint = saved[-1] if saved else (0, None)
+        state = load_state(checkpoint) if checkpoint else None
+        torch.manual_seed(seed_of(config.seed, "models"))
+        self.tokenizer = load_tokenizer(config.model.path)
+        problems = problems_from(config.data.train)
+        prompts = _prompts(problems, config, self.tokenizer)
+        self.benchmarks: list[Benchmark] = load_benchmarks(config, self.tokenizer)
+        self.phases = Phases()
+        self.engine, self.backend, pad_id = _models(
+            config, self.method, self.tokenizer, checkpoint
+        )
+        self.collector = Collector(
+            config,
+            self.method,
+            problems=problems,
+            prompts=prompts,
+            backend=self.backend,
+            sampler=SAMPLERS[config.rollout.sampler](len(problems), seed=config.seed),
+            tokenizer=self.tokenizer,
+            pad_id=pad_id,
+            phases=self.phases,
+        )
+        self.weigher = Weigher(
+            config, self.method, num_prompts=len(problems), phases=self.phases
+        )
+        # Nothing is written before everything above has been found in order.
+        log = _open_log(config, problems, self.step if checkpoint else -1)
+        self.recorder = Recorder(log, config, self.tokenizer, self.phases)
+        self.fresh = checkpoint is None
+        if state is not None:
+            self._restore(state)
+            log.event(self.step, "resume", f"from checkpoint step-{self.step:08d}")
+        self.backend.sync(self.engine.weights(), version=self.step)
+
+    def steps(self) -> Iterator[int]:
+        """The steps still to do, counted from 1."""
+        while self.step < self.config.steps:
+            self.step += 1
+            yield self.step
+
+    def pretrain_critic(self) -> dict[str, float]:
+        """Fits the critic to Monte-Carlo returns of the frozen actor's rollouts (section 6).
+
+        A batch is judged before it is fitted, so the explained variance is that of held-out
+        rollouts.
+        """
+        settings = self.config.pretraining
+        wanted = settings.min_explained_variance
+        explained = loss = float("nan")
+        steps, start, used = self.method.value_pretraining_steps, self.recorder.totals, 0
+        enough = wanted is None
+        if not self.method.critic or steps == 0:
+            return {}
+        for number in range(steps):
+            batch = self.collector.frozen(number)
+            with self.phases("values"):
+                values = self.engine.values(batch)
+            returns = monte_carlo_returns(batch, self.config.algorithm.gamma)
+            mask = batch.response_mask
+            explained = explained_variance(values, returns, mask=mask)
+            loss = (values - returns)[mask].square().mean().item()
+            enough = wanted is not None and explained > wanted and loss < 1
+            if enough:
+                self.recorder.charge(batch)
+                break
+            with self.phases("critic"):
+                self.engine.update_critic(batch, returns, values, passes=settings.passes)
+            self.recorder.charge(batch)
+            used += 1
+        if wanted is not None and not enough:
+            self.recorder.log.event(
+                0,
+                "warning",
+                f"value pretraining ended after {steps} batches with explained variance "
+                f"{explained:.3f} (wanted {wanted}) and squared error {loss:.3f}; W_S rests on "
+                "these values: raise pretraining.max_steps or critic.lr",
+            )
+        return {
+            "pretraining/steps": float(used),
+            "pretraining/explained_variance": explained,
+            "pretraining/squared_error": loss,
+            "pretraining/device_seconds": start.device_seconds,
+            "pretraining/tokens": float(start.tokens),
+        }
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """All benchmarks with the policy as it stands, into the log."""
+        with self.phases("eval"):
+            rows = evaluate(
+                self.benchmarks,
+                config=self.config,
+                backend=self.backend,
+                tokenizer=self.tokenizer,
+                step=step,
+            )
+        return self.recorder.evaluation(step, rows)
+
+    def save(self, step: int) -> None:
+        """A checkpoint of everything that has a state."""
+        # Before the checkpoint: a run resumed from it has this line, as one that went on has.
+        self.recorder.log.event(step, "checkpoint", f"step-{step:08d}")
+        totals = self.recorder.totals
+        with self.phases("save"):
+            save_checkpoint(
+                self.config.folder / "checkpoints",
+                step,
+                state={
+                    "collector": self.collector.state_dict(),
+                    "weigher": self.weigher.state_dict(),
+                    "totals": [totals.device_seconds, totals.tokens],
+                    "torch_rng": torch.get_rng_state(),
+                },
+                write_models=self._write_models,
+                keep=self.config.checkpoints.keep,
+            )
+
+    def due(self, every: int, step: int) -> bool:
+        """Whether something that happens every so many steps, and after the last, happens now."""
+        return step == self.config.steps or (every > 0 and step % every == 0)
+
+    def _write_models(self, folder: Path) -> None:
+        self.engine.save(folder)
+        self.tokenizer.save_pretrained(folder / "actor")
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            self.collector.load_state_dict(state["collector"])
+            self.weigher.load_state_dict(state["weigher"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.config.folder}: the checkpoint does not fit this run: {error}"
+            ) from error
+        self.recorder.totals.device_seconds, self.recorder.totals.tokens = state["totals"]
+        torch.set_rng_state(state["torch_rng"])
+
+
+def load_policy(
+    config: Config, tokenizer: PreTrainedTokenizerBase, path: str
+) -> tuple[Backend, int]:
+    """A rollout backend with the weights at a path, and the padding token."""
+    model = load_actor(path, dtype=config.model.dtype, device=config.model.device)
+    ends = end_of_sequence(model, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    backend = TransformersBackend(
+        model, end_tokens=ends, pad_id=int(pad_id), batch_size=config.rollout.batch_size
+    )
+    return backend, int(pad_id)
+
+
+def _models(
+    config: Config,
+    method: Method,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: Path | None,
+) -> tuple[Engine, Backend, int]:
+    start, placement = config.model.path, config.model.model_dump(include={"dtype", "device"})
+    actor = load_actor(str(checkpoint / "actor") if checkpoint else start, **placement)
+    critic = None
+    if method.critic:
+        path = config.model.critic_path or start
+        critic = load_critic(str(checkpoint / "critic") if checkpoint else path, **placement)
+    reference = None
+    if config.algorithm.kl_coefficient:
+        reference = load_actor(start, **placement).requires_grad_(False)
+    engine = PlainEngine(config, method, actor=actor, critic=critic, reference=reference)
+    if checkpoint:
+        engine.load(checkpoint)
+    backend, pad_id = load_policy(config, tokenizer, start)
+    return engine, backend, pad_id
+
+
+def _prompts(
+    problems: list[Problem], config: Config, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    limit = config.data.max_prompt_tokens
+    prompts = []
+    for problem in problems:
+        prompt = render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
+        if not 0 < len(prompt) <= limit:
+            raise ConfigError(
+                f"data.max_prompt_tokens: the prompt of problem {problem.source_id} of "
+                f"{problem.dataset} has {len(prompt)} tokens, the limit is {limit}"
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
+    """A new log, or the run's own, rewound to a step (-1: to its very beginning)."""
+    folder, resolved = config.folder, config.resolved()
+    table = problem_table(problems)
+    table["level"] = [None if level is None else str(level) for level in table["level"]]
+    if not (folder / "run.yaml").exists():
+        if step >= 0:
+            raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")
+        log = RunLog.create(
+            folder,
+            config=resolved,
+            seed=config.seed,
+            method=config.method,
+            verifier=config.verifier,
+        )
+    else:
+        changed = _differences(read_run(folder)["config"], resolved)
+        if changed:
+            raise ConfigError(
+                f"run_dir {folder}: holds a run of another configuration; {changed[0]}. Set "
+                "run_dir to a new folder, or give the run its own configuration again"
+            )
+        log = RunLog.open(folder)
+        log.rewind(step)
+    try:
+        log.problems(table)
+    except (RunLogError, FileExistsError) as error:
+        raise ConfigError(f"data.train: {error}") from error
+    return log
+
+
+def _differences(before: Any, now: dict[str, Any]) -> list[str]:
+    # Through JSON, so that a tuple equals the list that it was written as.
+    before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
+    return [
+        f"{section} was {before.get(section)}, now {now.get(section)}"
+        for section in sorted(before.keys() | now.keys())
+        if section not in MAY_CHANGE and before.get(section) != now.get(section)
+    ]
