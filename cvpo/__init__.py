@@ -1,7 +1,7 @@
 """CVPO (arXiv 2608.03068): value-based PPO with value-variance and curriculum weights.
 
-The method as pure functions on tensors. Read `cvpo.estimator` first; `cvpo.stochasticity` holds W_S,
-`cvpo.curriculum` W_D. Importing this loads torch, NumPy and jaxtyping, nothing else.
+The method as pure functions on tensors. Read `cvpo.estimator` first; `cvpo.stochasticity` holds
+W_S, `cvpo.curriculum` W_D. Importing this loads torch, NumPy and jaxtyping, nothing else.
 """
 
 from cvpo.advantage import gae, group_advantage, length_adaptive_lambda, terminal_rewards

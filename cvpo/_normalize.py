@@ -344,7 +344,7 @@ _LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 _DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.])")
 _MIXED = re.compile(r"(?<![\d./])(\d+) +(\d+)/(\d+)(?![\d/.])")
 _ATOM = r"\d*(?:\\sqrt\{\w+\}|\\pi(?![A-Za-z])|[A-Za-z])|\d+(?:\.\d+)?"
-_SLASH = re.compile(rf"(?<![\w./^}}\\)])({_ATOM}) ?/ ?({_ATOM})(?![\w./(\\^{{])")
+_SLASH = re.compile(rf"(?<![\w./^}}\\)])({_ATOM}) ?/ ?({_ATOM})(?![\w./(^{{]|\\(?!end|\\))")
 _SPELLINGS = (
     (re.compile(r"(^|[(\[,={])\+"), r"\1"),  # +7, (1,+\infty)
     (re.compile(r"(^|[(\[,={])\\frac\{-([^{}]*)\}"), r"\1-\\frac{\2}"),
@@ -421,7 +421,7 @@ _MISREAD = re.compile(
     r"\d ?_|'|\\prime|\\equiv|(?<!_)\d \d|(?<![\d_^])\d+ ?\{|(?<![\w\]}^_])\{\d+\} ?\{"
 )
 _MIXED_FRACTION = re.compile(r"(?<![\d.}^_])(\d+) ?(\\frac\{\d+\}\{\d+\})(?! ?[\w^\\])")
-_PRODUCT = re.compile(r"(?<![\w}.^])(\d[\d.]*|\)) ?\(|\) ?(?=\d)")  # 2(3), (2)(3) and (2)3 too
+_PRODUCT = re.compile(r"(?:(?<![\w}.^])\d[\d.]*|\)) ?(?=\()|\) ?(?=\d)")  # 2(3), (2)(3), (2)3 too
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,9})\.(\d{0,9}) ?\\overline ?\{(\d{1,9})\}")
 
 
@@ -441,5 +441,5 @@ def symbolic_form(text: str) -> str | None:
     text = _REPEATING.sub(_repeating_fraction, _one_number_spelling(text))
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _MIXED_FRACTION.sub(r"(\1+\2)", text)
-    text = _PRODUCT.sub(lambda match: f"{match[1]}\\cdot(" if match[1] else r")\cdot ", text)
+    text = _PRODUCT.sub(lambda match: match[0] + r"\cdot ", text)
     return None if _MISREAD.search(text) else text + ("\\%" if unit == "%" else "")

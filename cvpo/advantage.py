@@ -29,12 +29,12 @@ def gae(
     gamma: float,
     lam: float | Float[Tensor, " B"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Generalized advantage estimation (eq. 2), exact under masks and for one lambda per trajectory.
+    """Generalized advantage estimation (eq. 2), exact under masks, lambda by trajectory.
 
     ``A_t = sum_k (gamma lam)^k delta_{t+k}`` with ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)`` and
     ``V`` after the last response token equal to 0. ``values[:, t]`` is the value of the state
-    *before* token t. A masked slot between two response tokens is bridged: the result is that of the
-    sequence with the masked slots removed.
+    *before* token t. A masked slot between two response tokens is bridged: the result is that of
+    the sequence with the masked slots removed.
 
     There is no loop over T. ``A`` is a suffix sum with geometric weights; it is computed by blocks,
     one triangular product for each block and the same recurrence, 32 times shorter, between them.
@@ -47,8 +47,8 @@ def gae(
         lam: lambda in [0, 1], one number or one per trajectory [B].
 
     Returns:
-        ``(advantages, returns)``, both [B, T], ``returns = advantages + values``; 0 on masked slots.
-        float64 stays float64, everything else is computed and returned in float32.
+        ``(advantages, returns)``, both [B, T], ``returns = advantages + values``; 0 on masked
+        slots. float64 stays float64, everything else is computed and returned in float32.
 
     Raises:
         ValueError: Shapes differ, or gamma or lam lies outside [0, 1].
@@ -128,7 +128,7 @@ def _discounted_suffix_sum(
     base = torch.as_tensor(decay, dtype=x.dtype, device=x.device)[..., None, None]
     weight = (base ** distance.clamp(min=0)).tril()  # [K, K] or [B, K, K]
     if blocks.shape[1] > 1:
-        # What each block hands to the one before it, then that carry added to the block's last slot.
+        # What each block hands to the one before it; then that carry joins the block's last slot.
         heads = (blocks @ weight[..., :1]).squeeze(-1)
         carry = _discounted_suffix_sum(heads, decay**K)[:, 1:]
         step = base.squeeze(-1) if isinstance(decay, Tensor) else decay

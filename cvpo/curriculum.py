@@ -1,8 +1,8 @@
-"""The difficulty curriculum: a Bayesian tracker of every prompt's success rate, and W_D (eq. 17-26).
+"""The difficulty curriculum: a tracker of every prompt's success rate, and W_D (eq. 17-26).
 
 Algorithm 2: each prompt starts at Beta(1, 1); a step's rollouts are observed *before* they are
-weighted; once a round a detector asks whether the hard prompts have stalled while the easy ones have
-slowed down, and if so the weight's curve changes for good from ``early`` to ``bottleneck``.
+weighted; once a round a detector asks whether the hard prompts have stalled while the easy ones
+have slowed down, and if so the weight's curve changes for good from ``early`` to ``bottleneck``.
 
 Decisions where the paper is silent are fields of `CurriculumConfig`; the defaults are the paper's.
 The printed detector divides sampling noise by rho and, without forgetting, passes at about the 20th
@@ -414,8 +414,8 @@ class DifficultyCurriculum:
             bound = rise + config.z * error
         stopped = bound <= config.margin * scale
         reason = (
-            f"{name} set of {count} {'stopped' if stopped else 'moves'} (rate {p1:.4f} to {p2:.4f}, "
-            f"rise a round at most {bound:.5f} against {config.margin * scale:.5f})"
+            f"{name} set of {count} {'stopped' if stopped else 'moves'} (rate {p1:.4f} to "
+            f"{p2:.4f}, rise a round at most {bound:.5f} against {config.margin * scale:.5f})"
         )
         return _Verdict(stopped, count, rise / p1 if p1 > 0 else math.nan, reason)
 
@@ -521,6 +521,9 @@ def check_fields(owner: str, state: Mapping[str, Any], expected: Mapping[str, An
     Raises:
         ValueError: Lists them.
     """
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    missing, unknown = (
+        sorted(expected.keys() - state.keys()),
+        sorted(state.keys() - expected.keys()),
+    )
     if missing or unknown:
         raise ValueError(f"{owner}: state lacks {missing} and has unknown {unknown}")

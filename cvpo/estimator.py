@@ -62,9 +62,7 @@ class Method:
         return self.advantage == "gae"
 
 
-_PPO = Method(
-    "ppo", "arXiv 1707.06347", advantage="gae", reduction="sequence", lambda_critic=0.95
-)
+_PPO = Method("ppo", "arXiv 1707.06347", advantage="gae", reduction="sequence", lambda_critic=0.95)
 _VC_PPO = replace(
     _PPO, name="vc-ppo", source="arXiv 2503.01491", lambda_critic=1.0, value_pretraining_steps=100
 )
@@ -171,7 +169,7 @@ def estimate_advantages(
 
 @dataclass(frozen=True)
 class Moments:
-    """Per-trajectory moments from which a batch's mean and deviation follow, whoever holds which."""
+    """Per-trajectory moments: a batch's mean and deviation follow, whoever holds which rows."""
 
     count: Float[Tensor, " B"]
     mean: Float[Tensor, " B"]
@@ -192,7 +190,7 @@ def advantage_moments(
 
 
 def mean_and_deviation(moments: Moments) -> tuple[float, float]:
-    """Mean and population standard deviation over all tokens of the trajectories; (0, 0) of none."""
+    """Mean and population standard deviation over all tokens; (0, 0) of none."""
     total = moments.count.sum()
     if total == 0:
         return 0.0, 0.0
@@ -213,8 +211,8 @@ def weighted_advantages(
 ) -> Float[Tensor, "B T"]:
     """A' = W_S W_D A (eq. 27), broadcast to the tokens.
 
-    Without whitening, and with ``scale``, no sign flips, since both weights are at least 0. ``full``
-    also subtracts the batch mean, as other trainers do, and then signs do flip.
+    Without whitening, and with ``scale``, no sign flips, since both weights are at least 0.
+    ``full`` also subtracts the batch mean, as other trainers do, and then signs do flip.
 
     Args:
         advantages: A, [B, T].

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def group_index(group: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], int]:
-    """Renumbers groups densely: the index [B] of each trajectory's group, and how many there are."""
+    """Renumbers groups densely: the index [B] of each trajectory's group, and their number."""
     names, index = torch.unique(group, return_inverse=True)
     return index, len(names)
 

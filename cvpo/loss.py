@@ -1,9 +1,9 @@
-"""Losses of section 6, each a sum over response tokens divided by a count that the caller passes in.
+"""Losses of section 6: sums over response tokens, divided by a count that the caller passes.
 
-The count is that of the **whole optimiser batch**, over all ranks and micro-batches. A loss is then a
-plain sum over its pieces: the gradient does not depend on how the batch is cut. (Dividing by the
-micro-batch's own token count instead weighs short micro-batches up; it is the field's most frequent
-silent error.)
+The count is that of the **whole optimiser batch**, over all ranks and micro-batches. A loss is
+then a plain sum over its pieces: the gradient does not depend on how the batch is cut. (Dividing
+by the micro-batch's own token count instead weighs short micro-batches up; it is the field's most
+frequent silent error.)
 
 Masked slots may hold anything, NaN and infinity included, and change neither loss nor gradient.
 """

@@ -200,13 +200,19 @@ def pass_at_k(
     for name, x in (("num_samples", n), ("num_correct", c), ("k", draws)):
         if np.any(x != np.floor(x)):
             raise ValueError(f"{name} must be whole numbers, got {x[x != np.floor(x)].flat[0]}")
-    if np.any((c < 0) | (c > n)):
-        raise ValueError(f"num_correct must lie in [0, num_samples], got {c} of {n}")
-    if np.any(draws < 1) or np.any(draws > n):
-        raise ValueError(f"k must lie in [1, num_samples], got k = {draws} for {n} samples")
+    for bad, rule in (
+        ((c < 0) | (c > n), "num_correct must lie in [0, num_samples]"),
+        ((draws < 1) | (draws > n), "k must lie in [1, num_samples]"),
+    ):
+        if np.any(bad):
+            at = np.flatnonzero(bad)[0]
+            raise ValueError(
+                f"{rule}, got num_samples {n.flat[at]}, num_correct {c.flat[at]}, "
+                f"k {draws.flat[at]}"
+            )
     all_wrong = np.ones(n.shape)
     for i in range(int(draws.max(initial=0))):
-        factor = np.maximum(n - c - i, 0) / np.maximum(n - i, 1)
+        factor = (n - c - i) / np.maximum(n - i, 1)  # exactly 0 at i = n-c, and 0 it stays
         all_wrong = np.where(i < draws, all_wrong * factor, all_wrong)
     result = 1.0 - all_wrong
     return float(result) if result.ndim == 0 else result

@@ -155,7 +155,7 @@ def _after_answer_line(text: str) -> str | None:
     for line in text[match.end() :].split("\n"):
         line = line.strip().strip("`").strip()
         if line.startswith("*") or "*" in match[0]:
-            line = line.strip("* \t")
+            line = line.strip("* \t").strip()
         if line and line not in _MATH_DELIMITERS:
             return line
     return None

@@ -9,13 +9,13 @@ From the token values of a trajectory to the weight on its advantage::
 
 Decisions where the paper is silent (each one a field of `StochasticityConfig`):
 
-- The paper writes Var in (15)-(16) but compares it with a mean of standard deviations; here both are
-  standard deviations. ``signal="variance"`` is the other self-consistent reading.
+- The paper writes Var in (15)-(16) but compares it with a mean of standard deviations; here both
+  are standard deviations. ``signal="variance"`` is the other self-consistent reading.
 - alpha and lambda are not printed. The reported coefficient c is alpha_P = alpha_N, and
   lambda_P = lambda_N = 50. Only lambda * sigma matters and sigma's size depends on the critic, so
   ``sharpness_unit="deviation_sd"`` measures lambda in units of 1 / sd(sigma_i - mu_k).
-- The prose calls W_S > 1 on a correct trajectory a penalty; as printed, it reinforces. The default is
-  what is printed; `ARMS` holds the controls.
+- The prose calls W_S > 1 on a correct trajectory a penalty; as printed, it reinforces. The default
+  is what is printed; `ARMS` holds the controls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ARMS: tuple[str, ...] = get_args(Arm)
 """Every control arm of section 4.2, as `StochasticityConfig.arm` takes it."""
 
 WEIGHT_ARMS = ("literal", "none", "constant", "flipped", "hard")
-"""The arms that are a formula of sigma, mu and correctness alone, as `stochasticity_weight` takes."""
+"""The arms that are a formula of sigma, mu and correctness: `stochasticity_weight` takes them."""
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -146,7 +146,7 @@ def stochasticity_weight(
 
 @dataclass(frozen=True)
 class StochasticityConfig:
-    """Everything about W_S that the paper leaves open. Defaults: the printed equations at c = .3."""
+    """What the paper leaves open about W_S. Defaults: the printed equations at c = .3."""
 
     alpha_p: float = 0.3
     alpha_n: float = 0.3
@@ -293,7 +293,9 @@ def weight_diagnostics(
     ):
         found[f"weights/w_s_mean_{name}"] = w_s[chosen].mean().item()
         found[f"weights/w_s_cv_{name}"] = coefficient_of_variation(w_s[chosen])
-        found[f"advantage/mean_{name}"] = (advantage_sum[chosen].sum() / tokens[chosen].sum()).item()
+        found[f"advantage/mean_{name}"] = (
+            advantage_sum[chosen].sum() / tokens[chosen].sum()
+        ).item()
         found[f"advantage/mean_{name}_weighted"] = (
             weighted[chosen].sum() / tokens[chosen].sum()
         ).item()

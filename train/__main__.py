@@ -29,40 +29,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
-        **_described(
-            "warmstart",
-            "teach a small new model the built-in addition task",
-            "Trains a 0.4M-parameter model on worked column additions, some of them wrong on "
-            "purpose so that something is left to learn. About two minutes on two cores; found "
-            "again if it has been trained before.",
-        )
+        "warmstart",
+        help="teach a small new model the built-in addition task",
+        description="Trains a 0.4M-parameter model on worked column additions, some of them wrong "
+        "on purpose so that something is left to learn. About two minutes on two cores; found "
+        "again if it has been trained before.",
     )
     commands.add_parser(
-        **_described(
-            "run",
-            "train by reinforcement learning (goes on where an interrupted run stopped)",
-            "Value pretraining, then the training loop, with evaluations and checkpoints. All "
-            "goes to run_dir. The same command again goes on from the last checkpoint.",
-        )
+        "run",
+        help="train by reinforcement learning (goes on where an interrupted run stopped)",
+        description="Value pretraining, then the training loop, with evaluations and checkpoints. "
+        "All goes to run_dir. The same command again goes on from the last checkpoint.",
     )
     evaluation = commands.add_parser(
-        **_described(
-            "eval",
-            "evaluate a model or a checkpoint: avg@k and pass@k",
-            "Samples evaluation.samples responses to every problem of evaluation.benchmarks and "
-            "grades them under each verifier.",
-        )
+        "eval",
+        help="evaluate a model or a checkpoint: avg@k and pass@k",
+        description="Samples evaluation.samples responses to every problem of "
+        "evaluation.benchmarks and grades them under each verifier.",
     )
     evaluation.add_argument(
         "--model", metavar="PATH", help="model or checkpoint folder; default: model.path"
     )
     scoring = commands.add_parser(
-        **_described(
-            "score",
-            "score a run's logged responses with one frozen critic",
-            "Adds scores/<name> to each run's log: the spread of values that the same critic "
-            "sees in the responses of different policies.",
-        )
+        "score",
+        help="score runs' logged responses with one frozen critic",
+        description="Adds scores/<name> to each run's log: the spread of values that the same "
+        "critic sees in the responses of different policies.",
     )
     scoring.add_argument("--critic", type=Path, required=True, help="checkpoint with the critic")
     scoring.add_argument("--name", default="frozen", help="name of the critic in the log")
@@ -70,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--run", type=Path, required=True, action="append", help="run folder; may be repeated"
     )
     for command in commands.choices.values():
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = _CONFIGURED
         command.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="override a key")
     options = parser.parse_args(arguments)
@@ -132,16 +126,6 @@ def _score(config: Config, options: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"warmstart": _warmstart, "run": _run, "eval": _eval, "score": _score}
-
-
-def _described(name: str, help_text: str, description: str) -> dict[str, object]:
-    return {
-        "name": name,
-        "help": help_text,
-        "description": description,
-        "epilog": _CONFIGURED,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
 
 
 if __name__ == "__main__":

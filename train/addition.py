@@ -8,10 +8,9 @@ columns from the right, each written digit+digit+carry=sum, and ends in a box::
 The corpus the warm start imitates holds **mistakes put in on purpose**, so that there is something
 left for reinforcement learning to learn. It mixes a careful writer, who is right, with a careless
 one, who does not write the carry down and then often forgets it; the harder the level, the more
-often careless. The box always holds what the written steps lead to. A model that imitates this
-corpus knows the form, is wrong at every level, and can do better than its teacher by preferring
-one of two styles it already has. (One that is merely stopped early on a faultless corpus has no
-better style to prefer, and its accuracy was seen not to rise.) The reward never sees any of this:
+often careless. Now and then either slips by one. The box always holds what the written steps lead
+to. A model that imitates this corpus knows the form, is wrong at every level, and can do better
+than its teacher by preferring one of two styles it already has. The reward never sees any of this:
 it compares the box with the true sum.
 
 Nothing here depends on the machine: splits come from a hash, everything else from a seed.

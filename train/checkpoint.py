@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent: written aside, then renamed. Old ones go after the new one stands."""
+"""Checkpoints are whole or absent: written aside, then renamed; only then do old ones go."""
 
 from __future__ import annotations
 

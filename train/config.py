@@ -173,8 +173,8 @@ class Curriculum(Section):
     def declared(self) -> CurriculumConfig:
         """The method's own configuration object."""
         given = self.model_dump(exclude={"round_steps"})
-        curves = {phase: Curve(*given.pop(phase)) for phase in ("early", "bottleneck")}
-        return CurriculumConfig(**given, **curves)
+        given |= {"early": Curve(*self.early), "bottleneck": Curve(*self.bottleneck)}
+        return CurriculumConfig(**given)
 
 
 class Optimizer(Section):

@@ -39,7 +39,7 @@ class Engine(Protocol):
     """Models, optimisers and the passes through them."""
 
     def log_probs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """log pi(token) and entropy (nats) at every response slot, [B, T] each, without gradient."""
+        """log pi(token) and entropy (nats) at every response slot, [B, T] each; no gradient."""
 
     def values(self, batch: Batch) -> Tensor:
         """V before every response token, [B, T], without gradient."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from cvpo import avg_at_k, pass_at_k, verify
 from train.config import Config, benchmark_name
 from train.data import Problem, render_prompt
+from train.models import text_of
 from train.rollout.backend import Backend
 from train.seeds import seed_of
 from train.sources import problems_from
@@ -90,7 +91,7 @@ def evaluate(
     for (name, problem, _, sample), tokens, truncated in zip(
         jobs, responses.tokens, responses.truncated, strict=True
     ):
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        text = text_of(tokens, tokenizer)
         rows["benchmark"].append(name)
         rows["problem_id"].append(f"{problem.prompt_id}:{problem.source_id}")
         rows["sample"].append(sample)
@@ -124,7 +125,9 @@ def summarize(rows: Mapping[str, Sequence[Any]], *, verifier: str) -> dict[str, 
     for name in [*dict.fromkeys(rows["benchmark"]), "all"]:
         chosen = np.ones(len(names), bool) if name == "all" else names == name
         _, problem = np.unique(keys[chosen], return_inverse=True)
-        correct = verdicts[chosen][np.argsort(problem, kind="stable")].reshape(problem.max() + 1, -1)
+        correct = verdicts[chosen][np.argsort(problem, kind="stable")].reshape(
+            problem.max() + 1, -1
+        )
         k = correct.shape[1]
         mean, error = avg_at_k(correct)
         solved = pass_at_k(np.full(len(correct), k), (correct >= 0.5).sum(1), k)

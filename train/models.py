@@ -1,9 +1,12 @@
-"""Actor and critic. The actor is any causal language model of transformers; the critic is the same
-architecture with a trunk of its own and a scalar head in place of the vocabulary.
+"""Actor and critic.
+
+The actor is any causal language model of transformers; the critic is the same architecture with a
+trunk of its own and a scalar head in place of the vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,13 @@ def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     elif isinstance(listed, int):
         listed = [listed]
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))
+
+
+def text_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """A response as text, without special tokens."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
 
 
 def position_ids(attention_mask: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:

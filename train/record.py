@@ -71,9 +71,7 @@ class Recorder:
             from torch.utils.tensorboard import SummaryWriter
 
             step = -1 if log.last_step is None else log.last_step
-            self._board = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(Path(log.path) / "tensorboard"), purge_step=step + 1
-            )
+            self._board = SummaryWriter(str(Path(log.path) / "tensorboard"), purge_step=step + 1)
 
     def __enter__(self) -> Self:
         """Itself."""

@@ -55,9 +55,7 @@ class Run:
         prompts = _prompts(problems, config, self.tokenizer)
         self.benchmarks: list[Benchmark] = load_benchmarks(config, self.tokenizer)
         self.phases = Phases()
-        self.engine, self.backend, pad_id = _models(
-            config, self.method, self.tokenizer, checkpoint
-        )
+        self.engine, self.backend, pad_id = _models(config, self.method, self.tokenizer, checkpoint)
         self.collector = Collector(
             config,
             self.method,
@@ -69,9 +67,7 @@ class Run:
             pad_id=pad_id,
             phases=self.phases,
         )
-        self.weigher = Weigher(
-            config, self.method, num_prompts=len(problems), phases=self.phases
-        )
+        self.weigher = Weigher(config, self.method, num_prompts=len(problems), phases=self.phases)
         # Nothing is written before everything above has been found in order.
         log = _open_log(config, problems, self.step if checkpoint else -1)
         self.recorder = Recorder(log, config, self.tokenizer, self.phases)

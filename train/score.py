@@ -48,10 +48,10 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
         actor=load_actor(config.model.path, **placement),
         critic=load_critic(str(folder), **placement),
     )
-    texts = read_problems(run, columns=["prompt_id", "text"]).set_index("prompt_id")["text"]
+    texts = read_problems(run, columns=["prompt_id", "text"])
     prompts = {
-        int(prompt): render_prompt(text, template=config.data.template, tokenizer=tokenizer)
-        for prompt, text in texts.items()
+        prompt: render_prompt(text, template=config.data.template, tokenizer=tokenizer)
+        for prompt, text in zip(texts["prompt_id"], texts["text"], strict=True)
     }
     log = RunLog.open(run)
     try:
@@ -86,7 +86,10 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
 
 
 def _batch(
-    prompt_ids: list[int], samples: list[int], tokens: list[list[int]], prompts: dict[int, list[int]]
+    prompt_ids: list[int],
+    samples: list[int],
+    tokens: list[list[int]],
+    prompts: dict[int, list[int]],
 ) -> Batch:
     B = len(prompt_ids)
     unknown = torch.zeros(B)

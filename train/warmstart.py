@@ -93,7 +93,8 @@ def _fit(recipe: Warmstart, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausa
         schedule.step()
         if step % 20 == 0:
             bar.set_postfix(loss=f"{loss.item():.3f}")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _corpus(recipe: Warmstart) -> list[tuple[str, str]]:

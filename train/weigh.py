@@ -1,4 +1,4 @@
-"""From rewards and values to A': observe, then weigh (algorithm 1, and lines 5-12 of algorithm 2)."""
+"""From rewards and values to A': observe, then weigh (algorithm 1; 2, lines 5-12)."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class Round:
 class Weigher:
     """Keeps the curriculum, and turns each batch into weighted advantages."""
 
-    def __init__(
-        self, config: Config, method: Method, *, num_prompts: int, phases: Phases
-    ) -> None:
+    def __init__(self, config: Config, method: Method, *, num_prompts: int, phases: Phases) -> None:
         """Nothing has been observed yet.
 
         Args:
@@ -160,7 +158,11 @@ class Weigher:
         with self.phases("tracker"):
             if not self.clock.tick(len(batch.observed["prompt"])):
                 return None
-            curriculum, number, phase = self.curriculum, self.curriculum.rounds, self.curriculum.phase
+            curriculum, number, phase = (
+                self.curriculum,
+                self.curriculum.rounds,
+                self.curriculum.phase,
+            )
             every = torch.arange(len(self.tracker.alpha))
             rows = {
                 "prompt_id": every,

@@ -681,7 +681,7 @@ def test_a_tracker_refuses_the_state_of_another_discount() -> None:
 
 
 def test_a_curriculum_refuses_a_state_that_is_not_its_own() -> None:
-    with pytest.raises(ValueError, match="prompts|round_trials"):
+    with pytest.raises(ValueError, match=r"prompts|round_trials"):
         DifficultyCurriculum(4).load_state_dict(DifficultyCurriculum(3).state_dict())
     with pytest.raises(ValueError, match="phase"):
         DifficultyCurriculum(3).load_state_dict({**used_curriculum().state_dict(), "phase": "late"})

@@ -2,6 +2,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -591,6 +592,17 @@ def test_simple_bootstrap_has_the_ordinary_standard_error_and_leaves_missing_ent
         bootstrap_interval([math.nan])
 
 
+def test_percentiles_are_read_as_far_out_as_a_t_interval_of_so_few_entries_would_go() -> None:
+    # All 256 resamples of four entries; for confidence .8, t(3) = 1.637744, times sqrt(4 / 3).
+    x = [0.0, 1.0, 10.0, 100.0]
+    means = np.sort([np.mean(draw) for draw in itertools.product(x, repeat=4)])
+    tail = NormalDist().cdf(-1.637744 * math.sqrt(4 / 3))
+    interval = bootstrap_interval(x, confidence=0.8, num_resamples=50_000)
+    assert interval.low == means[int(tail * 256)]
+    assert interval.high == means[int((1 - tail) * 256)]
+    assert interval.low < np.quantile(means, NormalDist().cdf(-1.637744))
+
+
 def coverage(make: Callable[[np.random.Generator], Interval], repeats: int) -> float:
     hits = 0
     for seed in range(repeats):
@@ -694,6 +706,7 @@ def test_correlation_with_equal_floats_is_nan_not_noise() -> None:
 def test_correlation_survives_entries_that_differ_in_the_last_bit_and_extreme_scales() -> None:
     close = np.array([1.0, 1.0 + 2**-52, 1.0, 1.0 + 2**-52])
     assert correlation(close, close) == pytest.approx(1)
+    assert correlation(close, np.array([0.0, 1.0, 0.0, 1.0])) == pytest.approx(1)
     for scale in (1e-300, 1e300):
         x = np.array([0.0, 1.0, 3.0]) * scale
         assert correlation(x, np.array([0.0, 1.0, 3.0])) == pytest.approx(1)

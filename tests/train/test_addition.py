@@ -149,6 +149,31 @@ def test_corpus_leaves_out_the_carry_term_at_the_stated_rate(level: int) -> None
     assert careless == pytest.approx(CARELESS_PER_LEVEL * level, abs=0.04)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_careful_columns_slip_at_the_stated_rate(level: int) -> None:
+    columns = [
+        (terms, total)
+        for _, answer in corpus(24000 // level, seed=5, levels=[level])
+        for terms, total in read_steps(answer)[0]
+        if len(terms) == 3
+    ]
+    slips = sum(sum(terms) != total for terms, total in columns) / len(columns)
+    expected = SLIP_PER_LEVEL * level
+    assert slips == pytest.approx(expected, abs=4 * (expected / len(columns)) ** 0.5)
+
+
+@pytest.mark.parametrize(("terms", "slipped"), [([0, 0, 0], 1), ([9, 9, 1], 18)])
+def test_a_column_at_its_bound_slips_inwards(terms: list[int], slipped: int) -> None:
+    rng = random.Random(0)
+    columns = [
+        column
+        for _ in range(3000)
+        for pair in [(10, 10), (99, 99)]
+        for column in read_steps(flawed_answer(*pair, rng=rng))[0]
+    ]
+    assert {total for found, total in columns if found == terms} == {sum(terms), slipped}
+
+
 def test_corpus_keeps_to_the_warm_start_split_and_shares_levels_evenly() -> None:
     prompts = [prompt for prompt, _ in corpus(6000, seed=0)]
     assert {split_of(prompt) for prompt in prompts} == {"warmstart"}

@@ -1,1 +1,1 @@
-"""Rollouts: who generates responses (`backend`), and what a training batch is made of (`collect`)."""
+"""Rollouts: who generates responses (`backend`), what makes a batch of them (`collect`)."""

@@ -20,6 +20,7 @@ from cvpo.curriculum import check_fields
 from cvpo.reward import overlong_penalty, training_reward
 from train.config import Config
 from train.data import Problem
+from train.models import text_of
 from train.rollout.backend import Backend
 from train.rollout.batch import Batch, Responses, pad
 from train.seeds import seed_of
@@ -155,10 +156,7 @@ class Collector:
                 [self.prompts[prompt] for prompt in prompt_ids], seeds, self.config.rollout
             )
         with self.phases("score"):
-            texts = [
-                self.tokenizer.decode(tokens, skip_special_tokens=True)
-                for tokens in responses.tokens
-            ]
+            texts = [text_of(tokens, self.tokenizer) for tokens in responses.tokens]
             correct = torch.tensor(
                 [
                     verify(text, self.problems[prompt].gold, verifier=self.config.verifier)

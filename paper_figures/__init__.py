@@ -1,0 +1,1 @@
+"""One short script for each table or figure, each made from run logs alone."""
