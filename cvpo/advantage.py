@@ -72,10 +72,13 @@ def gae(
 
     dtype = torch.promote_types(torch.promote_types(rewards.dtype, values.dtype), torch.float32)
     mask = response_mask.bool()
+    if B * T == 0:
+        empty = (rewards + values).to(dtype)
+        return empty, empty
     advantages = torch.empty(B, T, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)
     decay = gamma * (lam.to(values.device, dtype) if isinstance(lam, Tensor) else lam)
-    chunk = max(1, _CHUNK_ELEMENTS // max(T, 1))
+    chunk = max(1, _CHUNK_ELEMENTS // T)
     for start in range(0, B, chunk):
         rows = slice(start, start + chunk)
         advantages[rows], returns[rows] = _gae_rows(
@@ -119,8 +122,6 @@ def _discounted_suffix_sum(
 ) -> Float[Tensor, "B T"]:
     """``y_t = x_t + decay y_{t+1}``, by blocks."""
     B, T = x.shape
-    if B * T == 0:
-        return x
     K = min(_BLOCK, T)
     blocks = torch.nn.functional.pad(x, (0, -T % K)).view(B, -1, K)
     position = torch.arange(K, device=x.device)

@@ -218,7 +218,8 @@ class CurriculumConfig:
     high_delta: float = 0.03
     """Printed test: the high set has slowed if ``Delta <= high_delta``."""
     window: int = 8
-    """Pooled test: rounds it looks back, even; window + 3 rounds must be complete."""
+    """Pooled test: rounds it looks back, even; window + 3 rounds must be complete. Its sets hold
+    prompts that had been observed at least twice when they were fixed."""
     margin: float = 0.01
     """Pooled test: stopped if the rise a round is surely below ``margin`` of the rate."""
     z: float = 1.645
@@ -403,9 +404,9 @@ class DifficultyCurriculum:
         rise = (p2 - p1) / rounds
         scale = p1
         if s1 + s2 in (0, n1 + n2):
-            # All failed or all solved: the binomial error is 0 however little was seen, and a rate
-            # of 0 sets no scale. Then the bound is the exact one of no event in n trials at the
-            # level of z, and the scale at least the low set's threshold.
+            # Decision: with all failed or all solved the binomial error is 0 however little was
+            # seen, and a rate of 0 sets no scale. Then the bound is the exact one of no event in n
+            # trials at the level of z, and the scale at least the low set's threshold.
             tail = 0.5 * math.erfc(config.z / math.sqrt(2))
             bound = rise + (1 - tail ** (1 / min(n1, n2))) / rounds
             scale = max(p1, config.low)
@@ -439,11 +440,20 @@ class DifficultyCurriculum:
         check_fields("DifficultyCurriculum", state, self.state_dict())
         if state["phase"] not in PHASES:
             raise ValueError(f"DifficultyCurriculum: phase must be one of {PHASES}")
-        if len(state["history"]) > self.config.window + 1:
+        kept = min(state["rounds"], self.config.window + 1)
+        if len(state["history"]) != kept:
             raise ValueError(
-                f"DifficultyCurriculum: the state holds {len(state['history'])} rounds, window "
-                f"{self.config.window} needs at most {self.config.window + 1}"
+                f"DifficultyCurriculum: the state keeps {len(state['history'])} of "
+                f"{state['rounds']} rounds, window {self.config.window} needs {kept}; it was saved "
+                "under another window"
             )
+        prompts = self.round_trials.shape
+        for name in ("round_trials", "round_successes"):
+            if state[name].shape != prompts:
+                raise ValueError(
+                    f"DifficultyCurriculum: {name} of the state has {tuple(state[name].shape)} "
+                    f"prompts, this curriculum {tuple(prompts)}"
+                )
         self.tracker.load_state_dict(state["tracker"])
         self.phase, self.rounds = state["phase"], state["rounds"]
         self.round_trials = state["round_trials"].clone()

@@ -88,6 +88,7 @@ def policy_loss(
     """
     _same_shape("policy_loss", log_probs, old_log_probs, advantages, response_mask)
     masked = ~response_mask.bool()
+    log_probs, old_log_probs, advantages = _wide(log_probs, old_log_probs, advantages)
     ratio = (log_probs - old_log_probs).masked_fill(masked, 0).exp()
     A = advantages.masked_fill(masked, 0)
     surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A)
@@ -113,12 +114,13 @@ def value_loss(
     """
     _same_shape("value_loss", values, returns, response_mask)
     masked = ~response_mask.bool()
-    values, returns = values.masked_fill(masked, 0), returns.masked_fill(masked, 0)
+    values, returns = (x.masked_fill(masked, 0) for x in _wide(values, returns))
     error = (values - returns).square()
     if clip is not None:
         if old_values is None:
             raise ValueError("value_loss: clip needs old_values")
-        old = old_values.masked_fill(masked, 0)
+        _same_shape("value_loss", values, old_values)
+        (old,) = (x.masked_fill(masked, 0) for x in _wide(old_values))
         clipped = old + (values - old).clamp(-clip, clip)
         error = torch.maximum(error, (clipped - returns).square())
     return 0.5 * (token_weights(response_mask, counts, reduction="token") * error).sum()
@@ -143,6 +145,12 @@ def positive_lm_loss(
         ValueError: Shapes differ.
     """
     _same_shape("positive_lm_loss", log_probs, response_mask)
+    if correct.shape != log_probs.shape[:1]:
+        raise ValueError(
+            f"positive_lm_loss: correct must be [B] = [{len(log_probs)}], got "
+            f"{tuple(correct.shape)}"
+        )
+    (log_probs,) = _wide(log_probs)
     # Not only masked tokens but whole incorrect responses are cut out before the product: 0 * inf.
     weight = response_mask.bool() * correct[:, None].to(log_probs.dtype)
     likelihood = log_probs.masked_fill(weight == 0, 0)
@@ -163,6 +171,7 @@ def kl_loss(
         ValueError: Shapes differ or the reduction is unknown.
     """
     _same_shape("kl_loss", log_probs, reference_log_probs, response_mask)
+    reference_log_probs, log_probs = _wide(reference_log_probs, log_probs)
     d = (reference_log_probs - log_probs).masked_fill(~response_mask.bool(), 0)
     return (token_weights(response_mask, counts, reduction=reduction) * (d.exp() - d - 1)).sum()
 
@@ -195,6 +204,11 @@ def policy_statistics(
         "ratio": float(ratio.sum()),
         "ratio_square": float(ratio.square().sum()),
     }
+
+
+def _wide(*tensors: Tensor) -> list[Tensor]:
+    """In float32 or better: half precision would lose the small ratios that PPO is about."""
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
 
 def _same_shape(name: str, *tensors: Tensor) -> None:

@@ -74,14 +74,20 @@ def trajectory_std(
         )
     B, T = values.shape
     dtype = torch.promote_types(values.dtype, torch.float32)
+    if B * T == 0:
+        return values.to(dtype).sum(1)
     sigma = torch.zeros(B, dtype=dtype, device=values.device)
-    chunk = max(1, _CHUNK_ELEMENTS // max(T, 1))
+    chunk = max(1, _CHUNK_ELEMENTS // T)
     for start in range(0, B, chunk):
         rows = slice(start, start + chunk)
         masked = ~response_mask[rows].bool()
         count = (T - masked.sum(1, keepdim=True)).clamp(min=1).to(dtype)
-        x = values[rows].to(dtype).masked_fill(masked, 0)
-        deviation = (x - x.sum(1, keepdim=True) / count).masked_fill(masked, 0)
+        x = values[rows].to(dtype)
+        # From the first response token, not from 0: then equal values deviate by exactly 0, and a
+        # mean far from 0 costs no digits.
+        first = masked.long().argmin(1, keepdim=True)
+        deviation = (x - x.gather(1, first)).masked_fill_(masked, 0)
+        deviation = (deviation - deviation.sum(1, keepdim=True) / count).masked_fill_(masked, 0)
         # The norm, unlike sqrt of a sum of squares, has gradient 0 where all deviations are 0.
         sigma[rows] = torch.linalg.vector_norm(deviation, dim=1) / count.squeeze(1).sqrt()
     return sigma

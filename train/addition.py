@@ -56,7 +56,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # not in it: an error
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=EOS,

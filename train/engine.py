@@ -131,7 +131,7 @@ class PlainEngine:
                     old_values=part.of(old_values),
                     clip=settings.value_clip,
                 )
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 sums["loss"] += loss.item()
             self._optimizer_step(self.critic, self.critic_optimizer, settings, sums)
         return {
@@ -187,7 +187,7 @@ class PlainEngine:
                 if algorithm.entropy_coefficient:
                     mean = entropy.masked_fill(~part.response_mask, 0).sum() / counts.tokens
                     loss = loss - algorithm.entropy_coefficient * mean
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 for name, value in policy_statistics(
                     log_probs.detach(),
                     old,

@@ -47,7 +47,8 @@ class Critic(nn.Module):
     def forward(self, **inputs: Tensor) -> Float[Tensor, "B L"]:
         """Values [B, L]; entry l is V of the state that ends with token l. float32."""
         hidden = self.trunk(**inputs).last_hidden_state
-        return self.head(hidden).squeeze(-1).float()
+        values: Tensor = self.head(hidden).squeeze(-1).float()
+        return values
 
     def save(self, folder: Path) -> None:
         """Writes trunk (as `save_pretrained`) and head."""
@@ -65,7 +66,8 @@ def load_actor(path: str, *, dtype: str, device: str) -> PreTrainedModel:
         ModelError: There is none at that path.
     """
     model = _load(AutoModelForCausalLM, path, dtype)
-    return _without_dropout(model).to(device)
+    actor: PreTrainedModel = _without_dropout(model).to(device)
+    return actor
 
 
 def load_critic(path: str, *, dtype: str, device: str) -> Critic:

@@ -17,7 +17,7 @@ cm dollars percent (A) B. \overline{3} \sum_{k=1}^{n} \int \lim \log_2 \sin \bin
 \bmod \mathbb \unknown
 """
 CHARACTERS = [*' \n\t\r\x00\x0b\x85\u200b\u2028\ud800\udfff\ufffeé答½²−π４٣😀"', "\\", "  ", "千克"]
-CODE = ["__import__('os')", "lambda", "None", "nan", "inf", "1e999", "%s", "{0}", "'''"]
+CODE = ["千克", "__import__('os')", "lambda", "None", "nan", "inf", "1e999", "%s", "{0}", "'''"]
 FRAGMENTS = [*MATHEMATICS.split(), *CHARACTERS, *CODE]
 
 
@@ -68,8 +68,8 @@ def test_two_thousand_random_responses_are_graded_symbolically(
 
 REPEATED = r"""
 \boxed{ \boxed \boxed_1 \boxed_1{ \boxed{} \\boxed{ { } \frac \frac{ \sqrt[ \sqrt( ( ) \text{
-\text{a} \text{\text{ \left \left. \hspace{ \begin{a}\\ \sqrt{a}/ \\ \! \% \$ $ ~ ^\circ {}^\circ {,} - + a
-a_ a. aa_bb_ 1 1_ 1, 1,111 1. . 0 00 1/ 1_1/1_ x= x=1, _/_ and_ (A)_ A._ a_b( f(a, |a|=
+\text{a} \text{\text{ \left \left. \hspace{ \begin{a}\\ \sqrt{a}/ \\ \! \% \$ $ ~ ^\circ {}^\circ
+{,} - + a a_ a. aa_bb_ 1 1_ 1, 1,111 1. . 0 00 1/ 1_1/1_ x= x=1, _/_ and_ (A)_ A._ a_b( f(a, |a|=
 0.\overline{3} Answer: *Answer: >_ 千 答
 """
 PIECES = [piece.replace("_", " ") for piece in REPEATED.split()]

@@ -163,15 +163,19 @@ def test_careful_columns_slip_at_the_stated_rate(level: int) -> None:
 
 
 @pytest.mark.parametrize(("terms", "slipped"), [([0, 0, 0], 1), ([9, 9, 1], 18)])
-def test_a_column_at_its_bound_slips_inwards(terms: list[int], slipped: int) -> None:
+def test_a_column_at_its_bound_slips_as_often_but_only_inwards(
+    terms: list[int], slipped: int
+) -> None:
     rng = random.Random(0)
     columns = [
         column
-        for _ in range(3000)
+        for _ in range(6000)
         for pair in [(10, 10), (99, 99)]
         for column in read_steps(flawed_answer(*pair, rng=rng))[0]
     ]
-    assert {total for found, total in columns if found == terms} == {sum(terms), slipped}
+    totals = [total for found, total in columns if found == terms]
+    assert set(totals) == {sum(terms), slipped}
+    assert totals.count(slipped) / len(totals) == pytest.approx(SLIP_PER_LEVEL * 2, abs=0.01)
 
 
 def test_corpus_keeps_to_the_warm_start_split_and_shares_levels_evenly() -> None:
