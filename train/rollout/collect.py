@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from cvpo import Feedback, Method, Sampler, extract_answer, group_mean, verify
+from cvpo import (
+    Feedback,
+    Method,
+    Sampler,
+    ShuffledEpochs,
+    extract_answer,
+    group_mean,
+    verify,
+)
 from cvpo.curriculum import check_fields
 from cvpo.reward import overlong_penalty, training_reward
 from train.config import Config
@@ -73,6 +81,11 @@ class Collector:
         self.tokenizer, self.pad_id = tokenizer, pad_id
         self.phases = phases
         self.pending: Batch | None = None
+        # Value pretraining draws prompts of its own, so that the first round of training is the
+        # sampler's first pass.
+        self.pretraining_sampler = ShuffledEpochs(
+            len(problems), seed=seed_of(config.seed, "pretraining sampler")
+        )
 
     def next(self, step: int) -> Batch:
         """The batch that step trains on.
@@ -81,13 +94,13 @@ class Collector:
         the next one is generated before this step's update: always exactly one update old, except
         the very first, which cannot be.
         """
-        batch = self.pending or self._collect("rollout", step)
-        self.pending = self._collect("rollout", step + 1) if self.method.lag else None
+        batch = self.pending or self._collect("rollout", step, self.sampler)
+        self.pending = self._collect("rollout", step + 1, self.sampler) if self.method.lag else None
         return batch
 
     def frozen(self, step: int) -> Batch:
         """Batch number `step` of value pretraining, from the policy as it stands."""
-        return self._collect("pretraining", step)
+        return self._collect("pretraining", step, self.pretraining_sampler)
 
     def observe(self, batch: Batch, advantages: Tensor, values: Tensor | None) -> None:
         """Tells the sampler what the step has shown of its prompts, discarded groups included.
@@ -115,7 +128,7 @@ class Collector:
             )
         )
 
-    def _collect(self, stream: str, step: int) -> Batch:
+    def _collect(self, stream: str, step: int, sampler: Sampler) -> Batch:
         rollout = self.config.rollout
         taken: Counter[int] = Counter()
         parts: list[_Rolled] = []
@@ -126,7 +139,7 @@ class Collector:
             missing = rollout.prompts - len(kept)
             if missing <= 0:
                 break
-            part = self._roll_out(stream, step, self.sampler.next(missing).tolist(), taken)
+            part = self._roll_out(stream, step, sampler.next(missing).tolist(), taken)
             parts.append(part)
             for first in range(0, len(part.prompt_ids), rollout.samples):
                 share = part.correct[first : first + rollout.samples].mean()
