@@ -579,7 +579,9 @@ def add_command(commands: Any) -> None:
         description="Prints the table and writes DIR/summary.csv and DIR/learning_curve.png.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run log")
-    parser.add_argument("-o", "--output", default="summary", metavar="DIR", help="default: summary")
+    parser.add_argument(
+        "-o", "--output", default="runs/summary", metavar="DIR", help="default: runs/summary"
+    )
     parser.add_argument(
         "--k", type=int, help="k of pass@k; default: the fewest samples of any problem"
     )

@@ -94,8 +94,10 @@ def _run(config: Config, _: argparse.Namespace) -> int:
 def _eval(config: Config, options: argparse.Namespace) -> int:
     from train.evaluate import evaluate, load_benchmarks, summarize
     from train.models import load_tokenizer
-    from train.run import load_policy
+    from train.run import load_policy, require_warm_start
 
+    if not options.model:
+        require_warm_start(config)
     path = options.model or config.model.path
     if (Path(path) / "actor").is_dir():
         path = str(Path(path) / "actor")

@@ -12,14 +12,24 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from cvpo import METHODS, SAMPLERS, CurriculumConfig, Curve, Method, StochasticityConfig
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Verifier = Literal["exact", "normalized", "symbolic"]
 
@@ -43,6 +53,15 @@ class Model(Section):
     """Where the critic's trunk comes from; the actor's `path` when null."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _a_device(cls, device: str) -> str:
+        try:
+            torch.device(device)
+        except RuntimeError:
+            raise ValueError("is no device of PyTorch; write cpu, cuda or cuda:1, say") from None
+        return device
 
 
 class Dataset(Section):
@@ -90,7 +109,7 @@ class Rollout(Sampling):
     """Responses that are generated side by side."""
     lag: Literal[0, 1] | None = None
     """1: batch t+1 comes from the weights of before update t. Null: the method's own."""
-    max_refills: NonNegative = 3
+    max_refills: Annotated[int, Field(ge=0)] = 3
     """Dynamic sampling gives up refilling after so many extra rounds of rollouts."""
     overlong_cache: Annotated[int, Field(ge=0)] | None = None
     """Length of the zone before max_tokens in which the overlong penalty grows; null: a fifth."""
@@ -104,7 +123,7 @@ class Algorithm(Section):
     lambda_policy: Share | None = None
     length_adaptive_alpha: Positive | None = None
     """Replaces alpha where lambda_policy adapts to the length; other methods ignore it."""
-    clip_low: Annotated[float, Field(ge=0, lt=1)] | None = None
+    clip_low: BelowOne | None = None
     clip_high: NonNegative | None = None
     reduction: Literal["token", "sequence", "fixed"] | None = None
     lm_coefficient: NonNegative | None = None
@@ -121,7 +140,7 @@ class Stochasticity(Section):
     """W_S; see `cvpo.StochasticityConfig` for what each key decides."""
 
     alpha_p: NonNegative = 0.3
-    alpha_n: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    alpha_n: BelowOne = 0.3
     lambda_p: NonNegative = 50.0
     lambda_n: NonNegative = 50.0
     arm: Literal[
@@ -155,12 +174,12 @@ class Curriculum(Section):
     low: Share = 0.3
     high: Share = 0.8
     low_delta: NonNegative = 0.05
-    high_delta: float = 0.03
+    high_delta: Finite = 0.03
     window: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     margin: NonNegative = 0.01
     z: NonNegative = 1.645
-    early: tuple[float, float, float, float] = (1.6, -0.2, 2.0, 1.2)
-    bottleneck: tuple[float, float, float, float] = (4.1, -0.1, 2.0, 0.9)
+    early: tuple[Finite, Finite, Finite, Finite] = (1.6, -0.2, 2.0, 1.2)
+    bottleneck: tuple[Finite, Finite, Finite, Finite] = (4.1, -0.1, 2.0, 0.9)
     round_steps: Count | None = None
     """Steps of a round; null: a round is one pass over the prompts."""
 
@@ -181,7 +200,7 @@ class Optimizer(Section):
     """AdamW and how a step is cut into updates."""
 
     lr: Positive
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     weight_decay: NonNegative = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises from 0."""
@@ -262,7 +281,7 @@ class Warmstart(Section):
     """The supervised warm start on the built-in task's corpus."""
 
     output: str = "runs/warmstart"
-    steps: Count = 1100
+    steps: Count = 800
     batch_size: Count = 48
     lr: Positive = 3e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 50

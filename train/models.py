@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 _HEAD = "value_head.safetensors"
 
@@ -121,12 +122,12 @@ def position_ids(attention_mask: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
 
 def _load(auto: Any, path: str, dtype: str) -> Any:
+    disable_progress_bar()  # a bar for each of three small files would drown the run's own
     try:
         return auto.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"model.path {path}: no model can be loaded: {_first_line(error)}. For the built-in "
-            "task run `python -m train warmstart` first"
+            f"model.path {path}: no model can be loaded: {_first_line(error)}"
         ) from error
 
 

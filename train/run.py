@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import trange
 from transformers import PreTrainedTokenizerBase
 
 from cvpo import SAMPLERS, Method, RunLog, explained_variance
@@ -43,6 +44,7 @@ class Run:
             CheckpointError: The last checkpoint is damaged.
         """
         self.config, self.method = config, config.declared()
+        require_warm_start(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         folder = config.folder
@@ -96,7 +98,7 @@ class Run:
         enough = wanted is None
         if not self.method.critic or steps == 0:
             return {}
-        for number in range(steps):
+        for number in trange(steps, desc="value pretraining", unit="batch"):
             batch = self.collector.frozen(number)
             with self.phases("values"):
                 values = self.engine.values(batch)
@@ -177,6 +179,19 @@ class Run:
             ) from error
         self.recorder.totals.device_seconds, self.recorder.totals.tokens = state["totals"]
         torch.set_rng_state(state["torch_rng"])
+
+
+def require_warm_start(config: Config) -> None:
+    """Says what to do where the warm start's model is asked for but was never made.
+
+    Raises:
+        ConfigError: It is not there. (Its path would be tried as a hub id, for half a minute.)
+    """
+    path = config.model.path
+    if path == config.warmstart.output and not Path(path).exists():
+        raise ConfigError(
+            f"model.path {path}: no such folder; run `python -m train warmstart` first"
+        )
 
 
 def load_policy(

@@ -18,6 +18,7 @@ from train.data import render_prompt
 from train.engine import PlainEngine
 from train.models import load_actor, load_critic, load_tokenizer
 from train.rollout.batch import Batch, Responses, pad
+from train.run import require_warm_start
 
 
 def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
@@ -37,6 +38,7 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
         ConfigError: No critic there, or no token ids in the log.
         RunLogError: No such log.
     """
+    require_warm_start(config)
     folder = critic / "critic" if (critic / "critic").is_dir() else critic
     if not (folder / "value_head.safetensors").is_file():
         raise ConfigError(f"critic {critic}: no critic there; give a checkpoint of a run with one")

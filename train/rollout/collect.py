@@ -134,7 +134,7 @@ class Collector:
         parts: list[_Rolled] = []
         kept: list[tuple[int, int]] = []  # (part, first row) of each group that is trained on
         spare: list[tuple[int, int]] = []
-        rounds = 1 + (int(rollout.max_refills) if self.method.dynamic_sampling else 0)
+        rounds = 1 + (rollout.max_refills if self.method.dynamic_sampling else 0)
         for _ in range(rounds):
             missing = rollout.prompts - len(kept)
             if missing <= 0:
