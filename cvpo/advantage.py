@@ -99,22 +99,43 @@ def _gae_rows(
     gamma: float,
     decay: float | Float[Tensor, " B"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    has_gap = ((mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, :1].sum(1) > 1).any()
-    if has_gap:
+    if (mask[:, 1:] & ~mask[:, :-1]).any():
+        # A response token behind a masked slot: move every row's response tokens to its front.
         packed = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
-        packed_rewards, packed_values = torch.zeros_like(rewards), torch.zeros_like(values)
-        packed_rewards[packed], packed_values[packed] = rewards[mask], values[mask]
-        packed_advantages, packed_returns = _gae_rows(
-            packed_rewards, packed_values, packed, gamma=gamma, decay=decay
+        advantages = _padded_advantages(
+            _move(rewards, mask, packed), _move(values, mask, packed), gamma=gamma, decay=decay
         )
-        advantages, returns = torch.zeros_like(rewards), torch.zeros_like(values)
-        advantages[mask], returns[mask] = packed_advantages[packed], packed_returns[packed]
-        return advantages, returns
-    values = values.masked_fill(~mask, 0)
-    delta = rewards.masked_fill(~mask, 0) - values
-    delta[:, :-1] += gamma * values[:, 1:]
-    advantages = _discounted_suffix_sum(delta, decay).masked_fill(~mask, 0)
-    return advantages, advantages + values
+        advantages = _move(advantages, packed, mask)
+        values = torch.where(mask, values, 0.0)
+    else:
+        values = torch.where(mask, values, 0.0)
+        advantages = _padded_advantages(
+            torch.where(mask, rewards, 0.0), values, gamma=gamma, decay=decay
+        )
+    return advantages, values.add_(advantages)  # in place: `values` is ours since the masking
+
+
+def _move(
+    x: Float[Tensor, "B T"], source: Bool[Tensor, "B T"], target: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """The elements of x in `source`, in order, to the slots of `target`; 0 elsewhere."""
+    return torch.zeros_like(x).masked_scatter_(target, x.masked_select(source))
+
+
+def _padded_advantages(
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    *,
+    gamma: float,
+    decay: float | Float[Tensor, " B"],
+) -> Float[Tensor, "B T"]:
+    """Advantages of rows whose response tokens stand in front, with zeros behind them.
+
+    There ``delta`` is 0 behind the last response token, and so are the advantages.
+    """
+    delta = rewards - values
+    delta[:, :-1].add_(values[:, 1:], alpha=gamma)
+    return _discounted_suffix_sum(delta, decay)
 
 
 def _discounted_suffix_sum(
@@ -123,19 +144,17 @@ def _discounted_suffix_sum(
     """``y_t = x_t + decay y_{t+1}``, by blocks."""
     B, T = x.shape
     K = min(_BLOCK, T)
-    blocks = torch.nn.functional.pad(x, (0, -T % K)).view(B, -1, K)
-    position = torch.arange(K, device=x.device)
-    distance = position[:, None] - position  # [K, K]: from the column's slot to the row's
-    base = torch.as_tensor(decay, dtype=x.dtype, device=x.device)[..., None, None]
-    weight = (base ** distance.clamp(min=0)).tril()  # [K, K] or [B, K, K]
-    if blocks.shape[1] > 1:
-        # What each block hands to the one before it; then that carry joins the block's last slot.
-        heads = (blocks @ weight[..., :1]).squeeze(-1)
-        carry = _discounted_suffix_sum(heads, decay**K)[:, 1:]
-        step = base.squeeze(-1) if isinstance(decay, Tensor) else decay
-        last = blocks[..., -1] + torch.nn.functional.pad(step * carry, (0, 1))
-        blocks = torch.cat([blocks[..., :-1], last[..., None]], dim=-1)
-    return (blocks @ weight).flatten(1)[:, :T]
+    padded = torch.nn.functional.pad(x, (0, -T % K)) if T % K else x
+    blocks = padded.reshape(B, -1, K)
+    base = torch.as_tensor(decay, dtype=x.dtype, device=x.device)[..., None]
+    powers = base ** torch.arange(K, -1, -1, device=x.device)  # decay^K, ..., decay, 1
+    # Row i, column j: decay^(i - j) from the column's slot to the row's, 0 above the diagonal.
+    weight = torch.nn.functional.pad(powers[..., 1:], (0, K - 1)).unfold(-1, K, 1).flip(-2)
+    y = blocks @ weight  # [K, K] or [B, K, K]; sums that end with their block
+    if y.shape[1] > 1:
+        following = _discounted_suffix_sum(y[..., 0], decay**K)[:, 1:, None]
+        y[:, :-1].addcmul_(following, powers[..., None, :-1])
+    return y.flatten(1)[:, :T]
 
 
 def terminal_rewards(

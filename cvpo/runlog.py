@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeGuard
 import numpy as np
 import torch
 
+from cvpo.reward import VERIFIERS
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 EVENT_KINDS = ("phase_switch", "skipped_step", "resume", "checkpoint", "warning")
-
-VERIFIERS = ("exact", "normalized", "symbolic")
-"""The three verdicts of an evaluation row; `run.yaml` names the one that the run is judged by."""
 
 
 class RunLogError(ValueError):

@@ -47,7 +47,8 @@ ARMS: tuple[str, ...] = get_args(Arm)
 WEIGHT_ARMS = ("literal", "none", "constant", "flipped", "hard")
 """The arms that are a formula of sigma, mu and correctness: `stochasticity_weight` takes them."""
 
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 19
+"""Rows are processed in chunks of about this many slots, so that intermediates stay in cache."""
 
 
 def trajectory_std(
@@ -80,13 +81,13 @@ def trajectory_std(
     chunk = max(1, _CHUNK_ELEMENTS // T)
     for start in range(0, B, chunk):
         rows = slice(start, start + chunk)
-        masked = ~response_mask[rows].bool()
-        count = (T - masked.sum(1, keepdim=True)).clamp(min=1).to(dtype)
-        x = values[rows].to(dtype)
-        # From the first response token, not from 0: then equal values deviate by exactly 0, and a
-        # mean far from 0 costs no digits.
-        first = masked.long().argmin(1, keepdim=True)
-        deviation = (x - x.gather(1, first)).masked_fill_(masked, 0)
+        mask, x = response_mask[rows].bool(), values[rows].to(dtype)
+        masked = ~mask
+        count = mask.sum(1, keepdim=True, dtype=torch.int32).clamp(min=1).to(dtype)
+        # From a response token, not from 0: then equal values deviate by exactly 0, and a mean far
+        # from 0 costs no digits.
+        some = mask.max(1, keepdim=True).indices
+        deviation = (x - x.gather(1, some)).masked_fill_(masked, 0)
         deviation = (deviation - deviation.sum(1, keepdim=True) / count).masked_fill_(masked, 0)
         # The norm, unlike sqrt of a sum of squares, has gradient 0 where all deviations are 0.
         sigma[rows] = torch.linalg.vector_norm(deviation, dim=1) / count.squeeze(1).sqrt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -41,7 +42,12 @@ def save_checkpoint(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     write_models(aside)
-    torch.save(dict(state), aside / _STATE)
+    sizes = {
+        file.relative_to(aside).as_posix(): file.stat().st_size
+        for file in aside.rglob("*")
+        if file.is_file()
+    }
+    torch.save({"state": dict(state), "files": sizes}, aside / _STATE)
     for file in aside.rglob("*"):
         if file.is_file():
             _flush(file)
@@ -66,19 +72,29 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """The state that `save_checkpoint` was given.
 
     Raises:
-        CheckpointError: There is none, or it cannot be read.
+        CheckpointError: There is none, it cannot be read, or a file beside it is missing or cut.
     """
     file = checkpoint / _STATE
     try:
-        state: dict[str, Any] = torch.load(file, weights_only=True)
+        saved: dict[str, Any] = torch.load(file, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing)") from None
-    except (RuntimeError, EOFError, OSError) as error:
-        raise CheckpointError(
-            f"{file}: damaged ({str(error).splitlines()[0]}); delete {checkpoint.name} to go on "
-            "from the checkpoint before it"
-        ) from error
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise _damaged(checkpoint, _STATE, reason) from error
+    for name, size in saved["files"].items():
+        found = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else 0
+        if found != size:
+            raise _damaged(checkpoint, name, f"{found} of {size} bytes")
+    state: dict[str, Any] = saved["state"]
     return state
+
+
+def _damaged(checkpoint: Path, name: str, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint / name}: damaged ({reason}); delete {checkpoint.name} to go on from the "
+        "checkpoint before it"
+    )
 
 
 def _flush(path: Path) -> None:

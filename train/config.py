@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from cvpo import METHODS, SAMPLERS, CurriculumConfig, Curve, Method, StochasticityConfig
+from cvpo.stochasticity import Arm
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -51,7 +52,8 @@ class Model(Section):
     """A folder that `save_pretrained` wrote, or a hub id: any causal language model."""
     critic_path: str | None = None
     """Where the critic's trunk comes from; the actor's `path` when null."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32"] = "float32"
+    """The plain engine keeps no master weights: in half precision small updates would vanish."""
     device: str = "cpu"
 
     @field_validator("device")
@@ -143,17 +145,7 @@ class Stochasticity(Section):
     alpha_n: BelowOne = 0.3
     lambda_p: NonNegative = 50.0
     lambda_n: NonNegative = 50.0
-    arm: Literal[
-        "literal",
-        "none",
-        "constant",
-        "flipped",
-        "hard",
-        "shuffled",
-        "entropy",
-        "positive_only",
-        "negative_only",
-    ] = "literal"
+    arm: Arm = "literal"
     mu: Literal["group", "outcome_group"] = "group"
     signal: Literal["std", "variance"] = "std"
     sharpness_unit: Literal["absolute", "deviation_sd"] = "absolute"

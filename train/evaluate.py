@@ -10,12 +10,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from cvpo import avg_at_k, pass_at_k, verify
+from cvpo.reward import VERIFIERS
 from train.config import Config, benchmark_name
-from train.data import Problem, render_prompt
+from train.data import Problem
 from train.models import text_of
 from train.rollout.backend import Backend
 from train.seeds import seed_of
-from train.sources import problems_from
+from train.sources import problems_from, prompts_of
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,7 @@ def load_benchmarks(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[
     benchmarks = []
     for dataset in config.evaluation.benchmarks:
         problems = problems_from(dataset)
-        prompts = [
-            render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
-            for problem in problems
-        ]
+        prompts = prompts_of(problems, config, tokenizer)
         benchmarks.append(Benchmark(benchmark_name(dataset), problems, prompts))
     return benchmarks
 
@@ -61,16 +59,7 @@ def evaluate(
     settings = config.evaluation
     rows: dict[str, list[Any]] = {
         name: []
-        for name in (
-            "benchmark",
-            "problem_id",
-            "sample",
-            "exact",
-            "normalized",
-            "symbolic",
-            "length",
-            "truncated",
-        )
+        for name in ("benchmark", "problem_id", "sample", *VERIFIERS, "length", "truncated")
     }
     jobs = [
         (benchmark.name, problem, prompt, sample)
@@ -95,7 +84,7 @@ def evaluate(
         rows["benchmark"].append(name)
         rows["problem_id"].append(f"{problem.prompt_id}:{problem.source_id}")
         rows["sample"].append(sample)
-        for verifier in ("exact", "normalized", "symbolic"):
+        for verifier in VERIFIERS:
             chosen = verifier in settings.verifiers
             verdict = verify(text, problem.gold, verifier=verifier) if chosen else None
             rows[verifier].append(verdict)

@@ -15,7 +15,7 @@ from cvpo import SAMPLERS, Method, RunLog, explained_variance
 from cvpo.runlog import RunLogError, read_run
 from train.checkpoint import CheckpointError, checkpoints, load_state, save_checkpoint
 from train.config import Config, ConfigError
-from train.data import Problem, problem_table, render_prompt
+from train.data import Problem, problem_table
 from train.engine import Engine, PlainEngine
 from train.evaluate import Benchmark, evaluate, load_benchmarks
 from train.models import end_of_sequence, load_actor, load_critic, load_tokenizer
@@ -23,7 +23,7 @@ from train.record import Recorder, monte_carlo_returns
 from train.rollout.backend import Backend, TransformersBackend
 from train.rollout.collect import Collector
 from train.seeds import seed_of
-from train.sources import problems_from
+from train.sources import problems_from, prompts_of
 from train.timing import Phases
 from train.weigh import Weigher
 
@@ -44,17 +44,18 @@ class Run:
             CheckpointError: The last checkpoint is damaged.
         """
         self.config, self.method = config, config.declared()
-        require_warm_start(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         folder = config.folder
         saved = checkpoints(folder / "checkpoints")
         self.step, checkpoint = saved[-1] if saved else (0, None)
+        if checkpoint is None:
+            require_warm_start(config)
         state = load_state(checkpoint) if checkpoint else None
         torch.manual_seed(seed_of(config.seed, "models"))
-        self.tokenizer = load_tokenizer(config.model.path)
+        self.tokenizer = load_tokenizer(_actor_path(config, checkpoint))
         problems = problems_from(config.data.train)
-        prompts = _prompts(problems, config, self.tokenizer)
+        prompts = prompts_of(problems, config, self.tokenizer)
         self.benchmarks: list[Benchmark] = load_benchmarks(config, self.tokenizer)
         self.phases = Phases()
         self.engine, self.backend, pad_id = _models(config, self.method, self.tokenizer, checkpoint)
@@ -207,6 +208,10 @@ def load_policy(
     return backend, int(pad_id)
 
 
+def _actor_path(config: Config, checkpoint: Path | None) -> str:
+    return str(checkpoint / "actor") if checkpoint else config.model.path
+
+
 def _models(
     config: Config,
     method: Method,
@@ -214,35 +219,20 @@ def _models(
     checkpoint: Path | None,
 ) -> tuple[Engine, Backend, int]:
     start, placement = config.model.path, config.model.model_dump(include={"dtype", "device"})
-    actor = load_actor(str(checkpoint / "actor") if checkpoint else start, **placement)
+    path = _actor_path(config, checkpoint)
+    actor = load_actor(path, **placement)
     critic = None
     if method.critic:
-        path = config.model.critic_path or start
-        critic = load_critic(str(checkpoint / "critic") if checkpoint else path, **placement)
+        trunk = config.model.critic_path or start
+        critic = load_critic(str(checkpoint / "critic") if checkpoint else trunk, **placement)
     reference = None
     if config.algorithm.kl_coefficient:
         reference = load_actor(start, **placement).requires_grad_(False)
     engine = PlainEngine(config, method, actor=actor, critic=critic, reference=reference)
     if checkpoint:
         engine.load(checkpoint)
-    backend, pad_id = load_policy(config, tokenizer, start)
+    backend, pad_id = load_policy(config, tokenizer, path)
     return engine, backend, pad_id
-
-
-def _prompts(
-    problems: list[Problem], config: Config, tokenizer: PreTrainedTokenizerBase
-) -> list[list[int]]:
-    limit = config.data.max_prompt_tokens
-    prompts = []
-    for problem in problems:
-        prompt = render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
-        if not 0 < len(prompt) <= limit:
-            raise ConfigError(
-                f"data.max_prompt_tokens: the prompt of problem {problem.source_id} of "
-                f"{problem.dataset} has {len(prompt)} tokens, the limit is {limit}"
-            )
-        prompts.append(prompt)
-    return prompts
 
 
 def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
@@ -279,8 +269,20 @@ def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
 def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     # Through JSON, so that a tuple equals the list that it was written as.
     before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
+    # What the method came to follows from the keys: it is named only where nothing else differs.
+    sections = sorted(
+        (before.keys() | now.keys()) - MAY_CHANGE, key=lambda name: (name == "declared", name)
+    )
     return [
-        f"{section} was {before.get(section)}, now {now.get(section)}"
-        for section in sorted(before.keys() | now.keys())
-        if section not in MAY_CHANGE and before.get(section) != now.get(section)
+        line
+        for section in sections
+        for line in _changes(section, before.get(section), now.get(section))
     ]
+
+
+def _changes(key: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted(before.keys() | now.keys()):
+            yield from _changes(f"{key}.{name}", before.get(name), now.get(name))
+    elif before != now:
+        yield f"{key} was {before}, now {now}"

@@ -1,12 +1,15 @@
-"""Where a configured data set comes from: a file, a folder, the hub, or the built-in task."""
+"""Where problems and prompts come from: a file, a folder, the hub, or the built-in task."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from transformers import PreTrainedTokenizerBase
+
 from train import addition
-from train.config import Dataset
-from train.data import DataError, Problem, read_problems
+from train.config import Config, ConfigError, Dataset
+from train.data import DataError, Problem, read_problems, render_prompt
 
 
 def problems_from(dataset: Dataset) -> list[Problem]:
@@ -43,3 +46,24 @@ def problems_from(dataset: Dataset) -> list[Problem]:
             )
         chosen = chosen[: dataset.limit]
     return [replace(problem, prompt_id=index) for index, problem in enumerate(chosen)]
+
+
+def prompts_of(
+    problems: Sequence[Problem], config: Config, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """The tokens that each problem is asked with, under the configured template.
+
+    Raises:
+        ConfigError: A prompt is empty or longer than `data.max_prompt_tokens`.
+    """
+    limit = config.data.max_prompt_tokens
+    prompts = []
+    for problem in problems:
+        prompt = render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
+        if not 0 < len(prompt) <= limit:
+            raise ConfigError(
+                f"data.max_prompt_tokens: the prompt of problem {problem.source_id} of "
+                f"{problem.dataset} has {len(prompt)} tokens, the limit is {limit}"
+            )
+        prompts.append(prompt)
+    return prompts

@@ -1,0 +1,265 @@
+"""Every method end to end, three steps each."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cvpo import (
+    ARMS,
+    METHODS,
+    SAMPLERS,
+    read_calibration,
+    read_evals,
+    read_events,
+    read_metrics,
+    read_problems,
+    read_prompts,
+    read_run,
+    read_tokens,
+    read_trajectories,
+)
+from cvpo.runlog import COLUMNS, METRICS
+from train.addition import problems
+from train.config import Config
+from train.loop import train
+from train.models import load_actor, load_critic
+
+MakeConfig = Callable[..., Config]
+
+CRITIC = {name for name in METRICS if name.startswith(("critic/", "sigma/"))}
+PRETRAINING = {name for name in METRICS if name.startswith("pretraining/")}
+ROUND = {
+    f"curriculum/{name}" for name in ("low_delta", "high_delta", "low_count", "high_count")
+}
+SELDOM = {"policy/kl", "lm/loss", "eval/<benchmark>"}
+ALWAYS = set(METRICS) - CRITIC - PRETRAINING - ROUND - SELDOM
+# Not a number where a class is empty or a quantity does not vary.
+MAY_BE_MISSING = {"length/correct", "weights/advantage_ratio"}
+
+
+def applicable(name: str) -> set[str]:
+    method = METHODS[name]
+    names = ALWAYS | ROUND
+    if method.critic:
+        names |= CRITIC
+    if method.lm_coefficient:
+        names |= {"lm/loss"}
+    if method.value_pretraining_steps:
+        names |= PRETRAINING
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_three_steps_of_every_method(tiny_config: MakeConfig, name: str) -> None:
+    method = METHODS[name]
+    config = tiny_config(f"method={name}", "rollout.prompts=6")
+    run = train(config)
+    folder = config.folder
+
+    metrics = read_metrics(folder).set_index("step")
+    assert metrics.index.tolist() == [0, 1, 2, 3]
+    logged = set(metrics.columns) - {"time", "device_seconds", "tokens"}
+    evaluations = {"eval/add-1", "eval/add-2", "eval/all"}
+    assert logged == applicable(name) | evaluations
+    assert metrics.loc[[0, 3], sorted(evaluations)].notna().all(axis=None)
+    steps = metrics.loc[1:]
+    for metric in ALWAYS - MAY_BE_MISSING:
+        if not metric.startswith(("advantage/", "weights/w_s_", "length/")):
+            assert steps[metric].notna().all(), metric
+    assert steps["rollout/lag"].tolist() == [0, method.lag, method.lag]
+    old = steps["rollout/lag"] == 1
+    assert (steps["rollout/logprob_gap"][~old] < 1e-4).all()
+    assert (steps["rollout/logprob_gap"][old] > 1e-4).all()
+    assert steps["policy/skipped_updates"].eq(0).all()
+    assert steps["policy/grad_norm"].gt(0).any()
+    assert metrics["tokens"].is_monotonic_increasing
+    assert metrics["device_seconds"].is_monotonic_increasing
+    pretrained = metrics.loc[0, "tokens"] > 0
+    assert pretrained == (method.value_pretraining_steps > 0)
+    if pretrained:
+        assert metrics.loc[0, "pretraining/tokens"] == metrics.loc[0, "tokens"]
+        assert metrics.loc[0, "pretraining/steps"] == 1
+    assert metrics.loc[3, "tokens"] == metrics.loc[0, "tokens"] + steps["rollout/tokens"].sum()
+
+    rows = read_trajectories(folder)
+    assert list(rows) == [column.name for column in COLUMNS["trajectories"]]
+    assert rows["step"].unique().tolist() == [1, 2, 3]
+    counts = rows.groupby("step").size()
+    assert counts.eq(24).all() if not method.dynamic_sampling else counts.le(24).all()
+    for column in ("sigma", "mu", "value_first", "value_mean"):
+        assert rows[column].notna().all() == method.critic, column
+    assert rows["w_s"].ne(1).any() == method.stochasticity
+    assert rows["w_d"].ne(1).any() == method.curriculum
+    assert rows["rho"].between(0, 1).all()
+    assert rows["correct"].isin([0, 1]).all()
+    if not method.overlong_penalty:
+        assert rows["reward"].eq(2 * rows["correct"] - 1).all()
+    assert rows["token_ids"].map(len).eq(rows["length"]).all()
+    for step, group in rows.groupby("step"):
+        assert group["correct"].mean() == pytest.approx(steps.loc[step, "accuracy/mean"])
+        assert group["length"].mean() == pytest.approx(steps.loc[step, "length/mean"])
+
+    # The tracker watches under every method: one round of 16 prompts is over within step 3.
+    rounds = read_prompts(folder)
+    assert rounds["prompt_id"].tolist() == list(range(16)) * rounds["round"].nunique()
+    first = rounds[rounds["round"] == 0]
+    if not method.dynamic_sampling:
+        assert first["step"].unique().tolist() == [3]
+        # Under lag 1 the batch that waits has not been observed.
+        assert first["visits"].sum() == 18
+        assert first["successes"].sum() == pytest.approx(rows["correct"].sum())
+    assert first["rho"].to_numpy() == pytest.approx(
+        (first["alpha"] / (first["alpha"] + first["beta"])).to_numpy()
+    )
+
+    table = read_problems(folder)
+    expected = problems("rl", count=16, levels=[1])
+    assert table["text"].tolist() == [problem.text for problem in expected]
+    assert table["gold"].tolist() == [problem.gold for problem in expected]
+
+    evals = read_evals(folder)
+    assert evals.groupby("step").size().to_dict() == {0: 10, 3: 10}
+    assert read_tokens(folder)["step"].unique().tolist() == [2]
+    assert read_tokens(folder)["value_sum"].notna().all() == method.critic
+    assert (folder / "calibration").exists() == method.critic
+    if method.critic:
+        assert read_calibration(folder)["n"].sum() == rows[rows["step"] == 2]["length"].sum()
+    kinds = read_events(folder)["kind"].tolist()
+    assert kinds.count("checkpoint") == 3
+    assert read_run(folder)["config"]["declared"]["name"] == name
+
+    # The last checkpoint is the policy that came out, and it has moved.
+    saved = folder / "checkpoints" / "step-00000003"
+    placement = {"dtype": "float32", "device": "cpu"}
+    start = dict(load_actor(config.model.path, **placement).named_parameters())
+    for key, weight in load_actor(str(saved / "actor"), **placement).named_parameters():
+        assert torch.equal(weight, dict(run.engine.weights())[key])
+    assert any(not torch.equal(w, start[key]) for key, w in run.engine.weights())
+    assert (saved / "critic").exists() == method.critic
+    if method.critic:
+        assert load_critic(str(saved / "critic"), **placement).head.weight.ne(0).any()
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_of_the_stochasticity_weight_runs(tiny_config: MakeConfig, arm: str) -> None:
+    config = tiny_config(
+        f"stochasticity.arm={arm}", "steps=1", "rollout.prompts=8", "evaluation.benchmarks=[]"
+    )
+    train(config)
+    rows = read_trajectories(config.folder)
+    right, wrong = rows["correct"] == 1, rows["correct"] == 0
+    assert right.any()
+    assert wrong.any()
+    if arm == "none":
+        assert rows["w_s"].eq(1).all()
+        return
+    rounding = 1e-6
+    assert rows["w_s"][right].between(1, 1.3 + rounding).all()
+    assert rows["w_s"][wrong].between(0.7 - rounding, 1).all()
+    assert rows["w_s"][right].gt(1).any() == (arm != "negative_only")
+    assert rows["w_s"][wrong].lt(1).any() == (arm != "positive_only")
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_every_sampler_runs(tiny_config: MakeConfig, sampler: str) -> None:
+    config = tiny_config(
+        "method=grpo", f"rollout.sampler={sampler}", "steps=2", "evaluation.benchmarks=[]"
+    )
+    train(config)
+    assert read_metrics(config.folder)["step"].tolist() == [0, 1, 2]
+
+
+def test_the_kl_to_the_reference_is_logged(tiny_config: MakeConfig) -> None:
+    config = tiny_config(
+        "method=grpo", "algorithm.kl_coefficient=0.1", "steps=2", "evaluation.benchmarks=[]"
+    )
+    train(config)
+    kl = read_metrics(config.folder).set_index("step")["policy/kl"]
+    assert 0 <= kl[1] < kl[2]
+
+
+def test_value_pretraining_stops_once_the_critic_explains(tiny_config: MakeConfig) -> None:
+    config = tiny_config(
+        "method=vapo",
+        "steps=1",
+        "pretraining.max_steps=60",
+        "pretraining.min_explained_variance=0.02",
+        "rollout.prompts=16",
+        "critic.lr=1e-2",
+        "evaluation.benchmarks=[]",
+    )
+    train(config)
+    first = read_metrics(config.folder).iloc[0]
+    assert 0 < first["pretraining/steps"] < 60
+    assert first["pretraining/explained_variance"] > 0.02
+    assert "warning" not in read_events(config.folder)["kind"].tolist()
+
+
+def test_value_pretraining_that_does_not_get_there_warns(tiny_config: MakeConfig) -> None:
+    config = tiny_config(
+        "method=vapo",
+        "steps=1",
+        "pretraining.min_explained_variance=0.999",
+        "evaluation.benchmarks=[]",
+    )
+    train(config)
+    (warning,) = read_events(config.folder).query("kind == 'warning'")["message"]
+    assert warning.startswith("value pretraining ended after 1 batches")
+    assert "pretraining.max_steps" in warning
+
+
+def test_value_pretraining_leaves_the_actor_alone(tiny_config: MakeConfig) -> None:
+    config = tiny_config("method=vapo", "steps=1", "pretraining.max_steps=3")
+    train(config)
+    placement = {"dtype": "float32", "device": "cpu"}
+    start = dict(load_actor(config.model.path, **placement).named_parameters())
+    saved = config.folder / "checkpoints" / "step-00000000" / "actor"
+    for key, weight in load_actor(str(saved), **placement).named_parameters():
+        assert torch.equal(weight, start[key])
+
+
+def test_thinned_logs_keep_what_was_asked_for(tiny_config: MakeConfig) -> None:
+    config = tiny_config(
+        "method=grpo", "log.trajectories_every=2", "log.text_share=0.5", "log.tokens_every=0"
+    )
+    train(config)
+    rows = read_trajectories(config.folder)
+    assert rows["step"].unique().tolist() == [2]
+    kept = rows["token_ids"].notna()
+    assert 0 < kept.sum() < len(rows)
+    assert rows["response"].notna().equals(kept)
+    assert not (config.folder / "tokens").exists()
+
+
+def test_tensorboard_shows_the_same_scalars(tiny_config: MakeConfig) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny_config(
+        "method=grpo", "steps=2", "log.tensorboard=true", "evaluation.benchmarks=[]"
+    )
+    train(config)
+    board = EventAccumulator(str(config.folder / "tensorboard")).Reload()
+    metrics = read_metrics(config.folder).set_index("step")
+    for name in ("reward/mean", "policy/loss", "seconds/rollout"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        logged = metrics[name].dropna().to_dict()
+        assert shown == pytest.approx(logged, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_training_raises_the_reward(tiny_config: MakeConfig) -> None:
+    config = tiny_config(
+        "method=cvpo",
+        "steps=40",
+        "rollout.prompts=16",
+        "rollout.samples=8",
+        "actor.lr=2e-3",
+        "critic.lr=3e-3",
+        "pretraining.max_steps=4",
+        "evaluation.benchmarks=[]",
+        "checkpoints.every=40",
+    )
+    train(config)
+    accuracy = read_metrics(config.folder).set_index("step")["accuracy/mean"]
+    assert accuracy.loc[36:].mean() > accuracy.loc[1:4].mean() + 0.2

@@ -1,0 +1,212 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+
+from cvpo import (
+    RunLog,
+    read_calibration,
+    read_evals,
+    read_events,
+    read_metrics,
+    read_problems,
+    read_prompts,
+    read_run,
+    read_tokens,
+    read_trajectories,
+)
+from train.checkpoint import checkpoints
+from train.config import Config, ConfigError
+from train.loop import train
+
+MakeConfig = Callable[..., Config]
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+LONG = [
+    f"steps={STEPS}",
+    "evaluation.every=2",
+    "rollout.prompts=6",  # rounds of 16 prompts do not end where checkpoints do
+    "curriculum.low_delta=9",
+    "curriculum.high_delta=9",
+]
+# Wall-clock times are exempt, and nothing else is.
+CLOCKS = ("time", "device_seconds", "pretraining/device_seconds")
+
+
+def metrics_of(run: Path) -> pd.DataFrame:
+    frame = read_metrics(run)
+    clocks = [name for name in frame if name in CLOCKS or name.startswith("seconds/")]
+    return frame.drop(columns=clocks).sort_index(axis=1)
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    assert_frame_equal(metrics_of(found), metrics_of(expected), check_exact=True)
+    for read in (read_trajectories, read_evals, read_prompts, read_tokens, read_problems):
+        rows = read(expected)
+        assert len(rows)
+        assert_frame_equal(read(found), rows, check_exact=True)
+    events = [read_events(run) for run in (found, expected)]
+    without = [frame[frame["kind"] != "resume"].reset_index(drop=True) for frame in events]
+    assert_frame_equal(*without)
+    assert (found / "calibration").exists() == (expected / "calibration").exists()
+    if (expected / "calibration").exists():
+        assert_frame_equal(read_calibration(found), read_calibration(expected), check_exact=True)
+    last = [checkpoints(run / "checkpoints") for run in (found, expected)]
+    assert [step for step, _ in last[0]] == [step for step, _ in last[1]]
+    (_, a), (_, b) = last[0][-1], last[1][-1]
+    weights = sorted(file.relative_to(b) for file in b.rglob("*.safetensors"))
+    assert Path("actor/model.safetensors") in weights
+    for file in weights:
+        assert (a / file).read_bytes() == (b / file).read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=cvpo"],
+        ["method=grpo-async"],
+        ["method=dapo", "rollout.sampler=uniform"],
+        ["method=ppo", "rollout.lag=1", "algorithm.kl_coefficient=0.1"],
+        ["method=cvpo", "curriculum.detector=pooled", "curriculum.window=2"],
+    ],
+    ids=lambda overrides: "-".join(o.partition("=")[2] for o in overrides),
+)
+def test_a_run_in_two_parts_is_the_run_in_one(
+    tiny_config: MakeConfig, tmp_path: Path, overrides: list[str]
+) -> None:
+    whole = tiny_config(*LONG, *overrides, f"run_dir={tmp_path / 'whole'}")
+    train(whole)
+    for steps in (2, 4, STEPS):  # `steps` may be raised
+        train(tiny_config(*LONG, *overrides, f"run_dir={tmp_path / 'parts'}", f"steps={steps}"))
+    resumed = read_events(tmp_path / "parts").query("kind == 'resume'")
+    assert resumed["step"].tolist() == [2, 4]
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_finished_run_has_nothing_left_to_do(tiny_config: MakeConfig) -> None:
+    config = tiny_config("method=grpo", "steps=2")
+    train(config)
+    before = metrics_of(config.folder)
+    assert train(config).step == 2
+    assert_frame_equal(metrics_of(config.folder), before)
+
+
+def test_rows_after_the_checkpoint_are_taken_back(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    overrides = ["method=cvpo", "evaluation.every=1", "checkpoints.keep=9"]
+    whole = tiny_config(*overrides, "steps=4", f"run_dir={tmp_path / 'whole'}")
+    train(whole)
+    again = tiny_config(*overrides, "steps=4", f"run_dir={tmp_path / 'again'}")
+    train(again)
+    # As after a kill between the last step and its checkpoint.
+    _, last = checkpoints(again.folder / "checkpoints")[-1]
+    last.rename(tmp_path / "gone")
+    assert train(again).step == 4
+    assert_same_run(tmp_path / "again", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.lr=2e-3", "actor.lr was 0.001, now 0.002"),
+        ("seed=2", "seed was 1, now 2"),
+        ("rollout.lag=1", "rollout.lag was None, now 1"),
+        ("algorithm.clip_high=0.3", "algorithm.clip_high was None, now 0.3"),
+        ("data.train.limit=12", "data.train.limit was 16, now 12"),
+        ("curriculum.early=[1, 2, 3, 4]", "curriculum.early was [1.6, -0.2, 2.0, 1.2], now"),
+        ("method=vapo", "method was cvpo, now vapo"),
+        ("verifier=normalized", "verifier was exact, now normalized"),
+    ],
+)
+def test_a_changed_key_is_refused_by_name(
+    tiny_config: MakeConfig, override: str, said: str
+) -> None:
+    config = tiny_config("steps=1")
+    train(config)
+    before = metrics_of(config.folder)
+    with pytest.raises(ConfigError) as caught:
+        train(tiny_config("steps=2", override))
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"run_dir {config.folder}: holds a run of another")
+    assert_frame_equal(metrics_of(config.folder), before)
+
+
+def test_what_does_not_change_the_training_may_be_changed(tiny_config: MakeConfig) -> None:
+    train(tiny_config("method=grpo", "steps=1"))
+    config = tiny_config(
+        "method=grpo",
+        "steps=2",
+        "evaluation.samples=1",
+        "checkpoints.keep=1",
+        "checkpoints.every=1",
+        "log.text_share=0",
+    )
+    assert train(config).step == 2
+    assert len(read_evals(config.folder).query("step == 2")) == 5
+
+
+def test_a_folder_with_another_program_s_run_is_not_touched(tiny_config: MakeConfig) -> None:
+    config = tiny_config("method=grpo")
+    log = RunLog.create(
+        config.folder, config={"world": "chain"}, seed=0, method="grpo", verifier="exact"
+    )
+    log.metrics(1, time=0.0, device_seconds=0.0, tokens=0, scalars={"reward/mean": 1.0})
+    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+        train(config)
+    assert read_metrics(config.folder)["reward/mean"].tolist() == [1.0]
+    assert read_run(config.folder)["config"] == {"world": "chain"}
+
+
+def steps_logged(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cvpo", "grpo-async"])
+def test_a_run_that_is_killed_again_and_again_is_the_run_in_one(
+    tiny_arguments: list[str], tiny_config: MakeConfig, tmp_path: Path, method: str
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(tiny_config(*LONG, f"method={method}", f"run_dir={whole}"))
+    command = [sys.executable, "-m", "train", "run", *tiny_arguments, *LONG, f"method={method}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, f"run_dir={killed}"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    moments, kills = random.Random(method), 0
+    # From before the first checkpoint to the last step: each time somewhere in the step or two
+    # after so many lines of the log.
+    for lines in (0, 1, 3, 5):
+        process = start()
+        give_up = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < give_up:
+            if (killed / "run.yaml").exists() and steps_logged(killed) >= lines:
+                break
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.3))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode in (0, -signal.SIGKILL), stderr.decode()
+    process = start()
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr.decode()
+    assert kills >= 2
+    assert_same_run(killed, whole)
