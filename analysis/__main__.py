@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         arguments.act(arguments)
-    except (RunLogError, AnalysisError) as error:
+    except (RunLogError, AnalysisError, OSError) as error:
         print(f"analysis {arguments.command}: {error}", file=sys.stderr)
         return 2
     return 0

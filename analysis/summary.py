@@ -22,6 +22,7 @@ from scipy.special import stdtrit
 from analysis import AnalysisError, method_color
 from cvpo import runlog
 from cvpo.metrics import avg_at_k, paired_t_interval, pass_at_k
+from cvpo.reward import VERIFIERS
 
 mpl.use("Agg")
 
@@ -104,7 +105,7 @@ def _load_run(path: Path, name: str) -> Run:
         raise AnalysisError(f"{path} is not a run but holds runs; give those: {' '.join(inside)}")
     run = runlog.read_run(path)
     verifier = run["verifier"]
-    if verifier not in runlog.VERIFIERS:
+    if verifier not in VERIFIERS:
         raise AnalysisError(f"{path / 'run.yaml'}: unknown verifier {verifier!r}")
     steps = runlog.list_steps(path, "evals")
     columns = ["benchmark", "problem_id", "sample", verifier]
@@ -489,7 +490,9 @@ def draw_curves(runs: Sequence[Run], benchmarks: Sequence[str], file: Path) -> N
     """Learning curves as a PNG one column wide: the mean over benchmarks, and each benchmark."""
     small = [] if len(benchmarks) == 1 else list(benchmarks)
     rows = math.ceil(len(small) / 2)
-    with plt.rc_context({"font.size": 7, "axes.linewidth": 0.6, "axes.titlesize": 7}):
+    style: dict[Any, Any] = {"font.size": 7, "axes.linewidth": 0.6, "axes.titlesize": 7}
+    style["text.parse_math"] = False  # names are the runs' own: a $ in one is no formula
+    with plt.rc_context(style):
         figure = plt.figure(
             figsize=(_COLUMN_INCHES, 2.5 + 1.25 * rows), dpi=300, layout="constrained"
         )

@@ -44,8 +44,6 @@ _CHARACTERS = {
     **dict.fromkeys(map(ord, "\u00a0\u2009\u202f\u3000"), " "),
     **dict.fromkeys(map(ord, "−–‐‑"), "-"),
     **dict.fromkeys(map(ord, "×·⋅∙"), r"\cdot "),
-    **{ord(mark): f"^{digit}" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-    **{ord(mark): f"_{digit}" for digit, mark in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     ord("½"): r"\frac{1}{2}",
     ord("¼"): r"\frac{1}{4}",
     ord("¾"): r"\frac{3}{4}",
@@ -66,6 +64,11 @@ _CHARACTERS = {
     ord("。"): ".",
     **{ord(mark): f"\\{name} " for mark, name in zip(_GREEK, _GREEK_NAMES.split(), strict=True)},
 }
+
+_RAISED, _LOWERED = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "₋₀₁₂₃₄₅₆₇₈₉"
+_SCRIPT_DIGITS = str.maketrans(_RAISED + _LOWERED, "-0123456789" * 2)
+_SCRIPTS = re.compile(f"[{_RAISED}]+|[{_LOWERED}]+")
+_ROOT_OF_NUMBER = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)")
 
 _SYNONYMS = {
     "dfrac": "frac",
@@ -116,6 +119,7 @@ _MATH_DOLLAR = re.compile(r"(?<!\\)\$")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s?")
 _DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]")
 _HSPACE = re.compile(r"\\[hv]space\*?\s*\{[^{}]*\}")
+_NOT_EQUAL = re.compile(r"\\not ?=")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _SPACE = re.compile(r"(?<!\\)\\[,;:> \n]|~")
 _INVISIBLE_DELIMITER = re.compile(r"\\(left|right)\s*\.")
@@ -146,6 +150,11 @@ def _rename(match: re.Match[str]) -> str:
     if name in _PLAIN:
         return _PLAIN[name]
     return match[0].replace(name, _SYNONYMS.get(name, name))
+
+
+def _script(match: re.Match[str]) -> str:
+    """All of `2¹⁰` is one exponent."""
+    return f"{'^' if match[0][0] in _RAISED else '_'}{{{match[0].translate(_SCRIPT_DIGITS)}}}"
 
 
 def _brace_arguments(text: str) -> str:
@@ -200,6 +209,7 @@ def clean_latex(text: str) -> str:
     Keeps what carries meaning or tells a unit: `\text{...}` (in this one spelling), `\%`,
     `^\circ`, assignments and spaces.
     """
+    text = _ROOT_OF_NUMBER.sub(r"\\sqrt{\1}", _SCRIPTS.sub(_script, text))
     text = _SPACES.sub(" ", text.translate(_CHARACTERS))
     text = _MATH_DOLLAR.sub(" ", text)
     # In a matrix a doubled backslash is a new row, elsewhere an escape left in by JSON or Python.
@@ -211,7 +221,7 @@ def clean_latex(text: str) -> str:
     text = _HSPACE.sub(" ", text)
     text = _SPACE.sub(" ", text)
     text = _INVISIBLE_DELIMITER.sub(" ", text)
-    text = _SPACES.sub(" ", _COMMAND.sub(_rename, text))
+    text = _NOT_EQUAL.sub(r"\\neq ", _SPACES.sub(" ", _COMMAND.sub(_rename, text)))
     text = _TEXT_IN_TEXT.sub(r"\1", text)
     text = _LIST_WORD.sub(", ", text)
     text = _PERCENT.sub(r"\\%", text.replace("\\text{\\%}", "\\%"))
@@ -281,23 +291,28 @@ _UNIT_FILLERS = _words("square cubic sq cu per of a the")
 # Words that follow a number and change it, so are no units.
 _OPERATORS = _words(
     "mod choose plus minus times over divided squared cubed factorial hundred thousand million "
-    "billion trillion half third quarter dozen sin cos tan cot sec csc log exp sqrt root inf "
-    "infinity not but mod if when where for base than from"
+    "billion trillion mil mln bn half third quarter dozen sin cos tan cot sec csc log exp sqrt "
+    "root inf infinity not but if when where for base than from " + _GREEK_NAMES
 )
 _TRAILING_TEXT = re.compile(r"\\text\{([^{}]*)\}\s*(?:\^\s*\{?\s*[0-9]\s*\}?)?\s*$")
 _TRAILING_WORDS = re.compile(
     r"(?<![A-Za-z\\])([A-Za-z][A-Za-z./]*(?: +[A-Za-z][A-Za-z./]*){0,4})"
     r" *(?:\^ ?\{?[0-9]\}?)? *$"
 )
-# 4000千克, 30元: no space and no known spelling, but no variable either
-_TRAILING_IDEOGRAPHS = re.compile(r"(?<=[\d}]) ?[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af]+ *$")
+# 4000千克, 30元: no space and no known spelling, but no variable either. 5万 is 50000.
+_TRAILING_IDEOGRAPHS = re.compile(
+    r"(?<=[\d}]) ?(?![十百万萬亿億半]|千(?![克米瓦卡])|分之)"
+    r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af]+ *$"
+)
 _PURE_NUMBER = re.compile(r"[-+]?(?:[\d,. /]+|\d* ?\\frac\{\d+\}\{\d+\})")
 _ENDS_QUANTITY = re.compile(r"(?:\d|\}|\)|\\pi)\s*$")
 
 
 def _known_unit(phrase: str) -> str | None:
     """The unit's one spelling, "" if the phrase has only unknown words, None if it mixes both."""
-    words = [word for word in re.split(r"[ /]+", phrase.lower().replace(".", "")) if word]
+    # Capitals are no units when alone: 5 M is 5 million.
+    lower = phrase.lower() if len(phrase) > 1 or phrase == "L" else phrase
+    words = [word for word in re.split(r"[ /]+", lower.replace(".", "")) if word]
     units = [_UNITS.get(word, "") for word in words if word not in _UNIT_FILLERS]
     if units and all(units):
         return " ".join(units)
@@ -320,17 +335,20 @@ def split_unit(text: str) -> tuple[str, str]:
         head = text[: match.start()].strip()
         phrase = match[1].strip()
         quantity = _ENDS_QUANTITY.search(head) and any(char.isdigit() for char in head)
+        quantity = quantity and _OPERATORS.isdisjoint(phrase.lower().split())
         # 2\text{i} and 2\mathbf{AB} are quantities without a unit.
         if quantity and (_known_unit(phrase) or not (len(phrase) == 1 or phrase.isupper())):
             return head, _known_unit(phrase) or unit
     elif match := _TRAILING_WORDS.search(text):
-        head, phrase = text[: match.start()].strip(), match[1]
+        before, phrase = text[: match.start()], match[1]
+        head = before.strip()
         words = [word for word in re.split(r"[ /]+", phrase.replace(".", "")) if word]
         plain = len(words[0]) > 1 or "/" in phrase  # not the variables of 2 m
         if _known_unit(phrase) and _ENDS_QUANTITY.search(head) and plain:
             return head, _known_unit(phrase) or unit
         noun = all(len(word) > 2 and word.islower() and word not in _OPERATORS for word in words)
-        if noun and _PURE_NUMBER.fullmatch(head):
+        spaced = before != head  # not the product 2abc
+        if noun and spaced and _PURE_NUMBER.fullmatch(head):
             return head, unit
     return text, unit
 
@@ -340,14 +358,19 @@ def split_unit(text: str) -> tuple[str, str]:
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)")
 _SPACE_GROUPED = re.compile(r"(?<![\d.,] )(?<![\d.,])[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
 _BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
-_LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+_LEADING_ZEROS = re.compile(r"(?<![\d.])(?<!\d,)0+(?=\d)")  # 3,05 may be 3.05, not 3 and 5
 _DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.])")
 _MIXED = re.compile(r"(?<![\d./])(\d+) +(\d+)/(\d+)(?![\d/.])")
-_ATOM = r"\d*(?:\\sqrt\{\w+\}|\\pi(?![A-Za-z])|[A-Za-z])|\d+(?:\.\d+)?"
-_SLASH = re.compile(rf"(?<![\w./^}}\\)])({_ATOM}) ?/ ?({_ATOM})(?![\w./(^{{]|\\(?!end|\\))")
+_SYMBOL = r"\\sqrt\{\w+\}|\\pi(?![A-Za-z])|[A-Za-z]"
+_NUMBER = r"\d+(?:\.\d+)?"
+_SLASH = re.compile(  # not 1/2x, of which nobody knows what is below the bar
+    rf"(?<![\w./^}}\\)])(\d*(?:{_SYMBOL})|{_NUMBER}) ?/ ?({_SYMBOL}|{_NUMBER})"
+    r"(?![\w./(^{]|\\(?!end|\\))"
+)
 _SPELLINGS = (
     (re.compile(r"(^|[(\[,={])\+"), r"\1"),  # +7, (1,+\infty)
-    (re.compile(r"(^|[(\[,={])\\frac\{-([^{}]*)\}"), r"\1-\\frac{\2}"),
+    # The minus of one term only: \frac{-1+i}{2} is not -\frac{1+i}{2}.
+    (re.compile(r"(^|[(\[,={])\\frac\{-([\w.]+|\d*\\pi)\}"), r"\1-\\frac{\2}"),
     (re.compile(r"([_^])\{(\w)\}"), r"\1\2"),
 )
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
@@ -416,10 +439,14 @@ def take_apart(text: str) -> NormalAnswer:
     return NormalAnswer(text.lower() if _WORD.fullmatch(text) else text, name, unit, choice)
 
 
-# What Math-Verify reads as something else: 25_8 as 25, f' as f; 2 3, 2{3} and {2}{3} as 2 + 3.
+# What Math-Verify reads as something else: 25_8 as 25, f' as f; 2 3, 2{3} and {2}{3} as 2 + 3;
+# 5!! as (5!)!, 2^3^2 as 8^2, A^T as A; any two sets \{x : ...\} as equal; 3,05 as 3 and 5.
 _MISREAD = re.compile(
     r"\d ?_|'|\\prime|\\equiv|(?<!_)\d \d|(?<![\d_^])\d+ ?\{|(?<![\w\]}^_])\{\d+\} ?\{"
+    r"|! ?!|\^ ?(?:\w|\{[^{}]*\}) ?\^|\^ ?(?:\{ ?)?(?:T|\\top)(?![A-Za-z])|\\\{[^{}]*:|\d,0\d"
 )
+# Names and words, of which it makes products: AB would be BA, and east seat.
+_WORD_OR_NAME = re.compile(r"[A-Za-z]{4,}|(?=[a-z]*[A-Z])[A-Za-z]{2,}")
 _MIXED_FRACTION = re.compile(r"(?<![\d.}^_])(\d+) ?(\\frac\{\d+\}\{\d+\})(?! ?[\w^\\])")
 _PRODUCT = re.compile(r"(?:(?<![\w}.^])\d[\d.]*|\)) ?(?=\()|\) ?(?=\d)")  # 2(3), (2)(3), (2)3 too
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,9})\.(\d{0,9}) ?\\overline ?\{(\d{1,9})\}")
@@ -442,4 +469,6 @@ def symbolic_form(text: str) -> str | None:
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _MIXED_FRACTION.sub(r"(\1+\2)", text)
     text = _PRODUCT.sub(lambda match: match[0] + r"\cdot ", text)
-    return None if _MISREAD.search(text) else text + ("\\%" if unit == "%" else "")
+    if _MISREAD.search(text) or _WORD_OR_NAME.fullmatch(text):
+        return None
+    return text + ("\\%" if unit == "%" else "")

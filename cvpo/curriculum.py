@@ -97,6 +97,7 @@ class BetaTracker:
         """Posterior mean success rate, ``alpha / (alpha + beta)``, in (0, 1)."""
         return self.alpha / (self.alpha + self.beta)
 
+    @torch.no_grad()
     def observe(
         self,
         prompt: Int[Tensor, " M"],
@@ -155,11 +156,14 @@ class BetaTracker:
         prompt = prompt.long()
         known = (prompt >= 0) & (prompt < len(self.alpha))
         possible = (trials >= 0) & trials.isfinite() & (successes >= 0) & (successes <= trials)
-        for ok, what in ((known, f"unknown prompt (N = {len(self.alpha)})"), (possible, "count")):
+        for ok, what in (
+            (known, f"unknown prompt (N = {len(self.alpha)})"),
+            (possible, "impossible count"),
+        ):
             if not bool(ok.all()):
                 at = int((~ok).nonzero()[0])
                 raise ValueError(
-                    f"observe: impossible {what} at entry {at}: prompt {int(prompt[at])}, "
+                    f"observe: {what} at entry {at}: prompt {int(prompt[at])}, "
                     f"{trials[at].item():g} trials, {successes[at].item():g} successes"
                 )
         said = trials > 0
@@ -187,14 +191,10 @@ class BetaTracker:
                 f"BetaTracker: the state has discount {state['discount']}, this tracker "
                 f"{self.discount}; build the tracker with the state's discount"
             )
-        for name in ("alpha", "beta", "visits", "delta"):
-            here, loaded = getattr(self, name), torch.as_tensor(state[name])
-            if loaded.shape != here.shape:
-                raise ValueError(
-                    f"BetaTracker: {name} of the state has {tuple(loaded.shape)} prompts, this "
-                    f"tracker {tuple(here.shape)}; was the problem set changed?"
-                )
-            setattr(self, name, loaded.to("cpu", here.dtype).clone())
+        names = ("alpha", "beta", "visits", "delta")
+        _check_prompts("BetaTracker", {name: state[name] for name in names}, self.alpha)
+        for name in names:
+            setattr(self, name, state[name].to("cpu", getattr(self, name).dtype, copy=True))
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,12 @@ class CurriculumConfig:
             "low": (0 <= self.low < self.high, "at least 0 and below high"),
             "high": (self.high <= 1, "at most 1"),
             "low_delta": (self.low_delta >= 0, "at least 0"),
+            "high_delta": (not math.isnan(self.high_delta), "a number"),
             "window": (self.window >= 2 and self.window % 2 == 0, "even and at least 2"),
             "margin": (self.margin >= 0, "at least 0"),
             "z": (self.z >= 0, "at least 0"),
+            "early": (_is_curve(self.early), "four finite numbers (k1, c1, k2, c2)"),
+            "bottleneck": (_is_curve(self.bottleneck), "four finite numbers (k1, c1, k2, c2)"),
         }
         for field, (holds, allowed) in rules.items():
             if not holds:
@@ -296,6 +299,7 @@ class DifficultyCurriculum:
         # stands in the entry before the window, hence window + 1 entries.
         self._history: deque[_Round] = deque(maxlen=self.config.window + 1)
 
+    @torch.no_grad()
     def observe(
         self,
         prompt: Int[Tensor, " M"],
@@ -309,9 +313,16 @@ class DifficultyCurriculum:
         self.round_successes.index_add_(0, index, torch.as_tensor(successes).cpu().double())
 
     def weight(self, prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
-        """W_D of these prompts, float32 on their device, from what has been observed so far."""
+        """W_D of these prompts, float32 on their device, from what has been observed so far.
+
+        Raises:
+            ValueError: An unknown prompt.
+        """
         curve = self.config.early if self.phase == "early" else self.config.bottleneck
-        rho = self.tracker.rho[prompt.cpu()]
+        rho, ids = self.tracker.rho, prompt.cpu().long()
+        if not bool(((ids >= 0) & (ids < len(rho))).all()):
+            raise ValueError(f"weight: prompts must lie in 0..{len(rho) - 1}, got {ids.tolist()}")
+        rho = rho[ids]
         weight = difficulty_weight(rho, phase=self.phase, constants=curve)
         return weight.to(prompt.device, torch.float32)
 
@@ -447,13 +458,11 @@ class DifficultyCurriculum:
                 f"{state['rounds']} rounds, window {self.config.window} needs {kept}; it was saved "
                 "under another window"
             )
-        prompts = self.round_trials.shape
-        for name in ("round_trials", "round_successes"):
-            if state[name].shape != prompts:
-                raise ValueError(
-                    f"DifficultyCurriculum: {name} of the state has {tuple(state[name].shape)} "
-                    f"prompts, this curriculum {tuple(prompts)}"
-                )
+        counts = {name: state[name] for name in ("round_trials", "round_successes")}
+        _check_prompts("DifficultyCurriculum", counts, self.round_trials)
+        for entry in state["history"]:
+            check_fields("DifficultyCurriculum: history", entry, dict.fromkeys(_Round._fields))
+            _check_prompts("DifficultyCurriculum: history", entry, self.round_trials)
         self.tracker.load_state_dict(state["tracker"])
         self.phase, self.rounds = state["phase"], state["rounds"]
         self.round_trials = state["round_trials"].clone()
@@ -523,6 +532,19 @@ class _Verdict:
 
 def _too_few(name: str, count: int, config: CurriculumConfig) -> str:
     return f"{name} set of {count} is too small (min_prompts {config.min_prompts})"
+
+
+def _is_curve(curve: Curve) -> bool:
+    return len(curve) == 4 and all(math.isfinite(number) for number in curve)
+
+
+def _check_prompts(owner: str, loaded: Mapping[str, Tensor], here: Tensor) -> None:
+    for name, tensor in loaded.items():
+        if tensor.shape != here.shape:
+            raise ValueError(
+                f"{owner}: {name} of the state has {tuple(tensor.shape)} prompts, here there are "
+                f"{tuple(here.shape)}; was the problem set changed?"
+            )
 
 
 def check_fields(owner: str, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -149,8 +149,9 @@ def estimate_advantages(
         gamma: Discount.
 
     Raises:
-        ValueError: The method has a critic and values is None.
+        ValueError: The method has a critic and values is None, or shapes differ.
     """
+    _check_rows("estimate_advantages", response_mask, reward=reward, group=group)
     mask = response_mask.bool()
     if not method.critic:
         A = group_advantage(reward, group, kind=method.advantage)
@@ -180,7 +181,12 @@ class Moments:
 def advantage_moments(
     advantages: Float[Tensor, "B T"], response_mask: Shaped[Tensor, "B T"]
 ) -> Moments:
-    """Moments of each trajectory's token advantages, in float64. Ranks gather these, not tokens."""
+    """Moments of each trajectory's token advantages, in float64. Ranks gather these, not tokens.
+
+    Raises:
+        ValueError: Shapes differ.
+    """
+    _check_tokens("advantage_moments", advantages, response_mask)
     masked = ~response_mask.bool()
     x = advantages.double().masked_fill(masked, 0)
     count = (~masked).sum(1).double()
@@ -221,16 +227,35 @@ def weighted_advantages(
         w_d: Difficulty weights, [B].
         whiten: ``none``, ``scale`` (divide by the deviation) or ``full`` (subtract the mean first).
         mean: Of all token advantages of the batch (`mean_and_deviation`).
-        deviation: Of all token advantages of the batch; 0 leaves them as they are.
+        deviation: Of all token advantages of the batch; 0 leaves them as they are, NaN does not.
 
     Raises:
-        ValueError: Unknown whitening.
+        ValueError: Unknown whitening, or shapes differ.
     """
+    _check_tokens("weighted_advantages", advantages, response_mask)
+    _check_rows("weighted_advantages", response_mask, w_s=w_s, w_d=w_d)
     if whiten not in get_args(Whiten):
         raise ValueError(f"whiten must be one of {get_args(Whiten)}, got {whiten!r}")
     A = advantages.masked_fill(~response_mask.bool(), 0)
     if whiten == "full":
         A = A - mean
-    if whiten != "none" and deviation > 0:
+    if whiten != "none" and deviation != 0:
         A = A / deviation
     return ((w_s * w_d)[:, None] * A).masked_fill(~response_mask.bool(), 0)
+
+
+def _check_tokens(name: str, advantages: Tensor, response_mask: Tensor) -> None:
+    if advantages.ndim != 2 or advantages.shape != response_mask.shape:
+        raise ValueError(
+            f"{name}: advantages and response_mask must share one shape [B, T], got "
+            f"{tuple(advantages.shape)} and {tuple(response_mask.shape)}"
+        )
+
+
+def _check_rows(name: str, response_mask: Tensor, **rows: Tensor) -> None:
+    # Broadcasting would spread one trajectory's number over the whole batch.
+    for key, row in rows.items():
+        if row.shape != response_mask.shape[:1]:
+            raise ValueError(
+                f"{name}: {key} must be [B] = [{len(response_mask)}], got {tuple(row.shape)}"
+            )

@@ -54,7 +54,7 @@ def token_weights(
         return ones / max(counts.tokens, 1)
     if reduction == "sequence":
         return ones / (max(counts.sequences, 1) * ones.sum(1, keepdim=True).clamp(min=1))
-    return ones / (max(counts.sequences, 1) * counts.max_length)
+    return ones / (max(counts.sequences, 1) * max(counts.max_length, 1))
 
 
 def policy_loss(
@@ -192,7 +192,11 @@ def policy_statistics(
         ``tokens``; ``clip_low`` and ``clip_high``, tokens whose gradient the clipping cut on that
         side; ``kl``, the sum of the k3 estimate of KL(old || new); ``ratio`` and
         ``ratio_square``, whose ratio of squares is the effective sample size.
+
+    Raises:
+        ValueError: Shapes differ.
     """
+    _same_shape("policy_statistics", log_probs, old_log_probs, advantages, response_mask)
     mask = response_mask.bool()
     d = (log_probs - old_log_probs)[mask].double()
     ratio, A = d.exp(), advantages[mask]

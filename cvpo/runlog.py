@@ -423,6 +423,8 @@ class RunLog:
         for name in ("time", "device_seconds", "tokens"):
             if row[name] is None:
                 raise RunLogError(f"metrics: {name} of step {step} must be a finite number")
+        if not row["tokens"].is_integer():
+            raise RunLogError(f"metrics: tokens of step {step} must be whole, got {tokens!r}")
         row["tokens"] = int(row["tokens"])
         for name, value in scalars.items():
             if not isinstance(name, str) or not name or name in _METRIC_KEYS:
@@ -556,6 +558,9 @@ def read_run(path: str | Path) -> dict[str, Any]:
     missing = {"method", "seed", "verifier", "config"} - run.keys()
     if missing:
         raise RunLogError(f"{file} lacks {', '.join(sorted(missing))}")
+    for key, kind in (("method", str), ("seed", int), ("verifier", str)):
+        if not isinstance(run[key], kind):
+            raise RunLogError(f"{file}: {key} must be of type {kind.__name__}, got {run[key]!r}")
     return dict(run)
 
 
@@ -714,8 +719,11 @@ def _read_lines(path: str | Path, name: str, keys: Mapping[str, type]) -> pd.Dat
     rows = [row for _, row, _ in _json_lines(file, keys)]
     frame: pd.DataFrame = pandas.DataFrame(rows, columns=None if rows else list(keys))
     dtypes = {int: "int64", float: "float64", str: "str"}
-    # null, and a scalar that only other steps have, both come out as NaN
-    return frame.astype({key: dtypes[keys.get(key, float)] for key in frame.columns})
+    try:
+        # null, and a scalar that only other steps have, both come out as NaN
+        return frame.astype({key: dtypes[keys.get(key, float)] for key in frame.columns})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunLogError(f"{file} holds a scalar that is no number: {error}") from error
 
 
 # --------------------------------------------------------------------------------- JSON lines
@@ -784,7 +792,8 @@ def _number(name: str, value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        # OverflowError: a larger whole number than floats hold; RuntimeError: a tensor of several
         raise RunLogError(f"metrics: {name!r} must be a number, got {value!r}") from error
     return number if math.isfinite(number) else None
 
@@ -825,7 +834,8 @@ def _given(part: str, rows: Rows) -> dict[str, Any]:
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()
             values = (values.double() if values.is_floating_point() else values).numpy()
-        if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
+        one_entry = not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
+        if one_entry or isinstance(values, (str, bytes, Mapping)):
             raise RunLogError(f"{part}: column {name!r} must be a sequence, got {values!r}")
         given[name] = values
         first, expected = next(iter(given)), len(next(iter(given.values())))
@@ -1026,7 +1036,7 @@ def _safe_name(name: str) -> str:
 
 
 def _check_step(number: object, part: str, what: str = "step") -> None:
-    if not _is_int(number) or number < 0:
+    if not _is_int(number) or not 0 <= number < 2**63:  # a reader's int64
         raise RunLogError(f"{part}: {what} must be a whole number from 0, got {number!r}")
 
 

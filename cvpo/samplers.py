@@ -62,7 +62,7 @@ class ShuffledEpochs:
         if num_prompts < 1:
             raise ValueError(f"a sampler needs at least one prompt, got {num_prompts}")
         self.num_prompts = num_prompts
-        self.seed = seed
+        self.seed = int(seed)  # a NumPy integer would overflow in `_mix`
         self.drawn = 0
 
     def next(self, count: int) -> Int[Tensor, " count"]:

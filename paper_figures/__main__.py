@@ -20,11 +20,11 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("paper_figures/out"))
     parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="a figure's name")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
     try:
+        options.output.mkdir(parents=True, exist_ok=True)
         for name in options.only or FIGURES:
             print(FIGURES[name](options.runs, options.output))
-    except (AnalysisError, RunLogError) as error:
+    except (AnalysisError, RunLogError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

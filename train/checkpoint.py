@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,14 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
         CheckpointError: There is none, it cannot be read, or a file beside it is missing or cut.
     """
     file = checkpoint / _STATE
+    if not file.is_file():
+        raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing)")
+    if not zipfile.is_zipfile(file):  # torch would try to read it in a form of long ago
+        raise _damaged(checkpoint, _STATE, "no whole archive")
     try:
         saved: dict[str, Any] = torch.load(file, weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing)") from None
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise _damaged(checkpoint, _STATE, reason) from error
+    except (RuntimeError, pickle.UnpicklingError) as error:
+        raise _damaged(checkpoint, _STATE, str(error).partition("\n")[0]) from error
     for name, size in saved["files"].items():
         found = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else 0
         if found != size:

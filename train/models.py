@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -93,7 +94,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: no tokenizer can be loaded: {_first_line(error)}") from error
+        raise ModelError(f"{path}: no tokenizer can be loaded: {_one_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{path}: the tokenizer has no end-of-sequence token")
     return tokenizer
@@ -125,9 +126,9 @@ def _load(auto: Any, path: str, dtype: str) -> Any:
     disable_progress_bar()  # a bar for each of three small files would drown the run's own
     try:
         return auto.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
-            f"model.path {path}: no model can be loaded: {_first_line(error)}"
+            f"model.path {path}: no model can be loaded: {_one_line(error)}"
         ) from error
 
 
@@ -142,5 +143,5 @@ def _without_dropout(model: Any) -> Any:
     return model.eval()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,11 @@ class Run:
         """
         settings = self.config.pretraining
         wanted = settings.min_explained_variance
-        explained = loss = float("nan")
-        steps, start, used = self.method.value_pretraining_steps, self.recorder.totals, 0
-        enough = wanted is None
+        steps = self.method.value_pretraining_steps
         if not self.method.critic or steps == 0:
             return {}
+        explained = loss = math.nan
+        used, enough = 0, False
         for number in trange(steps, desc="value pretraining", unit="batch"):
             batch = self.collector.frozen(number)
             with self.phases("values"):
@@ -127,8 +128,8 @@ class Run:
             "pretraining/steps": float(used),
             "pretraining/explained_variance": explained,
             "pretraining/squared_error": loss,
-            "pretraining/device_seconds": start.device_seconds,
-            "pretraining/tokens": float(start.tokens),
+            "pretraining/device_seconds": self.recorder.totals.device_seconds,
+            "pretraining/tokens": float(self.recorder.totals.tokens),
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -243,13 +244,16 @@ def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
     if not (folder / "run.yaml").exists():
         if step >= 0:
             raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")
-        log = RunLog.create(
-            folder,
-            config=resolved,
-            seed=config.seed,
-            method=config.method,
-            verifier=config.verifier,
-        )
+        try:
+            log = RunLog.create(
+                folder,
+                config=resolved,
+                seed=config.seed,
+                method=config.method,
+                verifier=config.verifier,
+            )
+        except FileExistsError as error:
+            raise ConfigError(f"run_dir {error}") from error
     else:
         changed = _differences(read_run(folder)["config"], resolved)
         if changed:

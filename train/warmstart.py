@@ -32,9 +32,11 @@ def warm_start(config: Config) -> Path:
     """
     recipe = config.warmstart
     folder = Path(recipe.output)
-    fingerprint = {"recipe": recipe.model_dump(mode="json"), "corpus": _digest(recipe)}
+    fingerprint = json.dumps(
+        {"recipe": recipe.model_dump(mode="json"), "corpus": _digest(recipe)}, indent=1
+    )
     noted = folder / _RECIPE
-    if noted.is_file() and json.loads(noted.read_text()) == fingerprint:
+    if noted.is_file() and noted.read_text() == fingerprint:
         return folder
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -44,7 +46,7 @@ def warm_start(config: Config) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    (aside / _RECIPE).write_text(json.dumps(fingerprint, indent=1))
+    (aside / _RECIPE).write_text(fingerprint)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return folder

@@ -296,3 +296,19 @@ def test_a_method_has_its_own_colour_in_the_figure(tmp_path):
         wanted = [int(method_color(method)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500
     assert len(set(METHOD_COLORS.values())) == len(METHOD_COLORS)
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "a_b^c", "100%"])
+def test_names_are_drawn_as_they_are_not_as_formulas(tmp_path, name):
+    truth = {step: {name: problems["AMC23"]} for step, problems in TRUTH.items()}
+    run = make_run(tmp_path / "run", truth, method=name)
+    assert main(["summary", str(run), "-o", str(tmp_path / "out")]) == 0
+    assert mpl_image.imread(tmp_path / "out" / "learning_curve.png").std() > 0
+
+
+def test_an_output_that_is_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "taken").write_text("mine")
+    run = make_run(tmp_path / "run")
+    assert main(["summary", str(run), "-o", str(tmp_path / "taken")]) == 2
+    assert str(tmp_path / "taken") in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"

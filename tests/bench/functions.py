@@ -64,24 +64,16 @@ def gae_rows(B: int, T: int, *, repeats: int) -> list[Row]:
             return [tensor.clone() for tensor in data]
 
         jobs = {"gae": vectorised, "copy": copy}
-        seconds = fastest(jobs, repeats=2 * repeats)
+        seconds = fastest(jobs, repeats=repeats)
         # The loop takes seconds: fewer turns, with gae beside it again.
-        slow = fastest({"gae": vectorised, "loop": loop}, repeats=max(2, repeats // 2))
+        slow = fastest({"gae": vectorised, "loop": loop}, repeats=max(2, repeats // 5))
         what = f"gae [{B}, {T}]{', gaps in the mask' if gaps else ''}"
-        limits = [(None, None)] * 2 if gaps else [(5.0, 8.0), (4.0, 3.0)]
-        rows.append(
-            Row(what, "reverse loop", slow["gae"], slow["loop"] / slow["gae"], True, *limits[0])
-        )
-        rows.append(
-            Row(
-                what,
-                "copy of its inputs",
-                seconds["gae"],
-                seconds["gae"] / seconds["copy"],
-                False,
-                *limits[1],
-            )
-        )
+        faster, slower = slow["loop"] / slow["gae"], seconds["gae"] / seconds["copy"]
+        loop_limits, copy_limits = ((None, None),) * 2 if gaps else ((5.0, 8.0), (4.0, 3.0))
+        rows += [
+            Row(what, "reverse loop", slow["gae"], faster, True, *loop_limits),
+            Row(what, "copy of its inputs", seconds["gae"], slower, False, *copy_limits),
+        ]
     return rows
 
 
@@ -108,15 +100,14 @@ def weighting_rows(B: int, T: int, *, repeats: int) -> list[Row]:
         tracker.observe(chosen, trials, successes)
         return weight
 
-    seconds = fastest({"weigh": weigh, "copy": values.clone}, repeats=2 * repeats)
+    seconds = fastest({"weigh": weigh, "copy": values.clone}, repeats=repeats)
     return [
         Row(
             f"sigma + mu + W_S + tracker [{B}, {T}], {prompts} prompts of {PROBLEMS}",
             "copy of the values",
             seconds["weigh"],
             seconds["weigh"] / seconds["copy"],
-            False,
-            3.0,
-            3.0,
+            faster=False,
+            target=3.0,
         )
     ]

@@ -1,5 +1,6 @@
 """Measuring in turns, and the printed table."""
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,18 +16,21 @@ class Row:
     ratio: float
     faster: bool
     """Whether the ratio says how many times faster (more is better), or how many times slower."""
-    target: float | None
-    goal: float | None
+    target: float | None = None
+    goal: float | None = None
 
     def verdict(self) -> str:
         """In words."""
-        if self.target is None or self.goal is None:
+        if self.target is None:
             return "for information"
-        sign, word = (1, "at least") if self.faster else (-1, "at most")
-        wanted = f"target {word} {self.target:g}, goal {self.goal:g}"
-        if sign * self.ratio >= sign * self.goal:
-            return f"passes, goal met ({wanted})"
-        return f"{'passes' if sign * self.ratio >= sign * self.target else 'MISSES'} ({wanted})"
+        word, meets = ("at least", operator.ge) if self.faster else ("at most", operator.le)
+        wanted = f"target {word} {self.target:g}"
+        if self.goal is None:
+            return f"{'passes' if meets(self.ratio, self.target) else 'MISSES'} ({wanted})"
+        wanted += f", goal {self.goal:g}"
+        if meets(self.ratio, self.goal):
+            return f"passes, and its goal ({wanted})"
+        return f"{'passes' if meets(self.ratio, self.target) else 'MISSES'} ({wanted})"
 
 
 def fastest(jobs: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:

@@ -834,3 +834,59 @@ def test_pooled_detector_fires_on_every_frozen_policy() -> None:
     for seed in range(10):
         epoch = firing_epoch(frozen(counts, seed, by_epoch=False), detector="pooled", discount=0.9)
         assert epoch in range(10, 20)
+
+
+# ------------------------------------------------------------------------------- odd arguments
+
+
+def test_observing_tensors_with_gradients_keeps_the_state_free_of_them() -> None:
+    curriculum = DifficultyCurriculum(2)
+    counts = torch.tensor([4.0], requires_grad=True)
+    curriculum.observe(torch.tensor([0]), counts, counts / 2)
+    curriculum.end_round()
+    assert_same_state(through_a_file(curriculum.state_dict()), curriculum.state_dict())
+    assert not curriculum.tracker.rho.requires_grad
+    assert not curriculum.weight(torch.tensor([0])).requires_grad
+
+
+@pytest.mark.parametrize("prompt", [-1, 3])
+def test_the_weight_of_an_unknown_prompt_is_refused(prompt: int) -> None:
+    with pytest.raises(ValueError, match=r"prompts must lie in 0\.\.2"):
+        DifficultyCurriculum(3).weight(torch.tensor([0, prompt]))
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "visits", "delta"])
+def test_a_refused_state_leaves_the_tracker_as_it_was(name: str) -> None:
+    source, target = BetaTracker(3), BetaTracker(3)
+    source.observe(torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(ValueError, match=name):
+        target.load_state_dict({**source.state_dict(), name: torch.ones(4)})
+    assert_same_state(target.state_dict(), before)
+
+
+@pytest.mark.parametrize("name", ["trials", "successes", "low", "high"])
+def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+    source, target = DifficultyCurriculum(3), DifficultyCurriculum(3)
+    source.end_round()
+    before = copy.deepcopy(target.state_dict())
+    state = source.state_dict()
+    (whole,) = state["history"]
+    lacking = {key: entry for key, entry in whole.items() if key != name}
+    for bad in (lacking, {**whole, name: torch.ones(4)}):
+        with pytest.raises(ValueError, match=f"history.*{name}"):
+            target.load_state_dict({**state, "history": [bad]})
+    assert_same_state(target.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("high_delta", math.nan),
+        ("early", Curve(1.6, math.nan, 2.0, 1.2)),
+        ("bottleneck", (4.1, -0.1)),
+    ],
+)
+def test_constants_that_are_no_numbers_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        CurriculumConfig(**{name: value})

@@ -463,10 +463,21 @@ _COUNTS = BatchCounts(tokens=6, sequences=2, max_length=3)
         ),
         (lambda: value_loss(_X, _X, _X, counts=_COUNTS, clip=0.1), "old_values"),
         (lambda: policy_loss(_X, _X, _X, _X, counts=_COUNTS, reduction="mean"), "reduction"),
+        (
+            lambda: policy_statistics(_X, _X[:1], _X, _X, clip_low=0.2, clip_high=0.2),
+            r"policy_statistics.*\[B, T\]",
+        ),
     ],
 )
 def test_shapes_that_would_broadcast_and_unknown_reductions_are_refused(
-    call: Callable[[], Tensor], named: str
+    call: Callable[[], object], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
         call()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_batch_of_nothing_has_loss_zero(reduction: str) -> None:
+    nothing = BatchCounts(tokens=0, sequences=0, max_length=0)
+    loss = policy_loss(_X, _X, _X, torch.zeros(2, 3), counts=nothing, reduction=reduction)
+    assert loss.item() == 0.0

@@ -197,6 +197,13 @@ EQUAL_NORMALIZED = [
     (r"\frac{-1}{2}", r"-\frac{1}{2}"),
     (r"2\pi/3", r"\frac{2\pi}{3}"),
     ("2π", r"2\pi"),
+    ("2¹⁰", "2^{10}"),
+    ("x⁻¹", "x^{-1}"),
+    ("a₁₀", "a_{10}"),
+    ("√12", r"\sqrt{12}"),
+    ("4000千克", "4000"),
+    ("16 men", "16"),
+    ("(1, 05)", "(1, 5)"),
     (r"\sqrt2", r"\sqrt{2}"),
     (r"4\sqrt(2)", r"4\sqrt{2}"),
     (r"\sqrt[3]2", r"\sqrt[3]{2}"),
@@ -295,6 +302,37 @@ UNEQUAL = [
     ("100", "10"),
     ("10", r"100\text{ units}"),
     ("5 million", "5"),
+    (r"5\text{ million}", "5"),
+    (r"\$5\text{ million}", r"\$5"),
+    (r"2\text{ dozen}", "2"),
+    (r"2^{10}\text{ minus one}", "2^{10}"),
+    (r"5\text{M}", "5"),
+    (r"2\mathrm{pi}", "2"),
+    (r"5\operatorname{log}", "5"),
+    ("5 mil", "5"),
+    ("5万", "5"),
+    ("5万元", "5"),
+    ("3千", "3"),
+    ("3分之一", "3"),
+    ("24", "24xyz"),
+    ("3 theta", "3"),
+    ("0,05", "0,5"),
+    ("3,05", "3,5"),
+    (r"\frac{-b+c}{2}", r"-\frac{b+c}{2}"),
+    (r"\frac{-1\pm i}{2}", r"-\frac{1\mp i}{2}"),
+    ("√12", "2"),
+    ("√16", "6"),
+    ("2¹⁰", "2"),
+    ("2¹²", "4"),
+    ("2^3^2", "64"),
+    ("5!!", "(5!)!"),
+    (r"\not= 5", "5"),
+    (r"x \not= 5", "5"),
+    ("A^T", "A"),
+    ("A^{T}", "A"),
+    ("AB", "BA"),
+    ("east", "seat"),
+    (r"\{x : x>1\}", r"\{x : x<1\}"),
     (r"5\text{ cm}", r"5\text{ m}"),
     ("1.5 hours", "1.5 minutes"),
     (r"\$5", "5 cents"),
@@ -376,6 +414,23 @@ def test_every_spelling_of_an_integer_is_that_integer(number: int, unit: str) ->
 def test_fractions_normalise_to_one_form_each(a: tuple[int, int], b: tuple[int, int]) -> None:
     left, right = rf"\dfrac{{{a[0]}}}{{{a[1]}}}", f"{b[0]}/{b[1]}"
     assert answers_match(left, right, verifier="normalized") == (a == b)
+
+
+quotients = st.tuples(*[st.sampled_from(["", "-"])] * 2, st.integers(1, 3), st.sampled_from("+-"))
+
+
+@given(a=quotients, b=quotients)
+def test_equal_forms_of_a_two_term_fraction_have_equal_values(
+    a: tuple[str, str, int, str], b: tuple[str, str, int, str]
+) -> None:
+    def spelling(outer: str, first: str, real: int, second: str) -> str:
+        return rf"{outer}\frac{{{first}{real}{second}i}}{{7}}"
+
+    def value(outer: str, first: str, real: int, second: str) -> complex:
+        return complex(f"{first}{real}{second}1j") * (-1 if outer else 1)
+
+    if answers_match(spelling(*a), spelling(*b), verifier="normalized"):
+        assert value(*a) == value(*b)
 
 
 @given(answer=st.sampled_from([pair[i] for pair in EQUAL_NORMALIZED for i in (0, 1)]))

@@ -585,6 +585,7 @@ def test_a_file_of_another_schema_is_named(tmp_path):
         ({"length": ["1", "2", "3"]}, "evals: column 'length' does not fit int64: entries are"),
         ({"length": np.zeros((3, 2))}, "evals: column 'length' does not fit int64"),
         ({"length": 3}, "evals: column 'length' must be a sequence, got 3"),
+        ({"length": torch.tensor(3)}, "evals: column 'length' must be a sequence"),
         ({"length": [2**70, 1, 1]}, "evals: column 'length' does not fit int64"),
         ({"truncated": [0, 2, 1]}, "evals: column 'truncated' does not fit bool"),
         ({"problem_id": [1.5, 2.0, 3.0]}, "evals: column 'problem_id' does not fit string"),
@@ -614,7 +615,7 @@ def test_the_other_writers_name_what_is_wrong(tmp_path):
     for step in (5, 4):
         with pytest.raises(RunLogError, match=rf"step {step} does not follow step 5.*rewind"):
             log_step(log, step)
-    for bad in (-1, 1.5, True, None):
+    for bad in (-1, 1.5, True, 2**63, None):
         with pytest.raises(RunLogError, match="metrics: step must be a whole number"):
             log_step(log, bad) if bad is not None else log.metrics(
                 None, time=0, device_seconds=0, tokens=0, scalars={}
@@ -622,13 +623,15 @@ def test_the_other_writers_name_what_is_wrong(tmp_path):
     for name in ("step", "", 3):
         with pytest.raises(RunLogError, match=f"{name!r} cannot name a scalar"):
             log.metrics(6, time=0, device_seconds=0, tokens=0, scalars={name: 1.0})
-    for value in ("high", torch.ones(2), [1]):
+    for value in ("high", torch.ones(2), [1], 10**400):
         with pytest.raises(RunLogError, match="'loss' must be a number"):
             log_step(log, 6, loss=value)
     with pytest.raises(RunLogError, match="device_seconds of step 6 must be a finite number"):
         log.metrics(6, time=0, device_seconds=math.nan, tokens=0, scalars={})
     with pytest.raises(RunLogError, match="tokens of step 6 must be a finite number"):
         log.metrics(6, time=0, device_seconds=0, tokens=math.nan, scalars={})
+    with pytest.raises(RunLogError, match=r"tokens of step 6 must be whole, got 1\.5"):
+        log.metrics(6, time=0, device_seconds=0, tokens=1.5, scalars={})
     with pytest.raises(RunLogError, match="kind must be one of phase_switch"):
         log.event(6, "crash", "")
     with pytest.raises(RunLogError, match="0 to N-1"):
@@ -647,6 +650,26 @@ def test_the_other_writers_name_what_is_wrong(tmp_path):
     with pytest.raises(RunLogError, match="rewind needs the step"):
         log.rewind(-2)
     assert runlog.read_metrics(log.path)["step"].tolist() == [5]
+
+
+@pytest.mark.parametrize("value", ['"high"', "[1]", "1" + "0" * 400])
+def test_a_scalar_that_is_no_number_is_named_by_its_file(tmp_path, value):
+    log = new_log(tmp_path / "run")
+    line = f'{{"step": 1, "time": 0, "device_seconds": 0, "tokens": 0, "loss": {value}}}\n'
+    (log.path / "metrics.jsonl").write_text(line)
+    with pytest.raises(RunLogError, match=r"metrics\.jsonl holds a scalar that is no number"):
+        runlog.read_metrics(log.path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("method", ["a"]), ("method", None), ("seed", {"a": 1}), ("verifier", 3)]
+)
+def test_run_yaml_with_an_entry_of_another_type_is_refused_by_its_key(tmp_path, key, value):
+    log = new_log(tmp_path / "run")
+    file = log.path / "run.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {key: value}))
+    with pytest.raises(RunLogError, match=rf"run\.yaml: {key} must be of type"):
+        runlog.read_run(log.path)
 
 
 @pytest.mark.parametrize("missing", ["pandas", "pyarrow", "yaml"])

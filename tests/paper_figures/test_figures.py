@@ -56,3 +56,12 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_is_a_file_is_named(tmp_path):
+    run = make_run(tmp_path / "a", "vapo", {0: 2, 10: 5})
+    (tmp_path / "taken").write_text("mine")
+    done = figures(run, "-o", tmp_path / "taken")
+    assert done.returncode == 2
+    assert str(tmp_path / "taken") in done.stderr
+    assert "Traceback" not in done.stderr

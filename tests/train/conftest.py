@@ -73,6 +73,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_arguments(tiny_model: Path, tmp_path: Path) -> list[str]:
     """Overrides of the laptop configuration; those given after them win."""
+    benchmarks = [
+        f"{{name: add-{level}, source: addition, split: test, levels: [{level}], limit: {limit}}}"
+        for level, limit in ((1, 3), (2, 2))
+    ]
     return [
         f"model.path={tiny_model}",
         f"run_dir={tmp_path / 'run'}",
@@ -87,8 +91,7 @@ def tiny_arguments(tiny_model: Path, tmp_path: Path) -> list[str]:
         "actor.lr=1e-3",
         "engine.threads=1",
         "pretraining.max_steps=1",
-        "evaluation.benchmarks=[{name: add-1, source: addition, split: test, levels: [1], "
-        "limit: 3}, {name: add-2, source: addition, split: test, levels: [2], limit: 2}]",
+        f"evaluation.benchmarks=[{', '.join(benchmarks)}]",
         "evaluation.samples=2",
         "evaluation.max_tokens=16",
         "evaluation.every=0",

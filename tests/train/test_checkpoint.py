@@ -137,7 +137,7 @@ def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
         load_state(tmp_path)
 
 
-# --------------------------------------------------------------------------- a whole run's checkpoint
+# ------------------------------------------------------------------------ a whole run's checkpoint
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 def leaves(section: type[BaseModel] = Config, path: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
-        if inner is None or inner is Dataset and name == "benchmarks":
+        if inner is None or (inner is Dataset and name == "benchmarks"):
             yield path + name
         else:
             yield from leaves(inner, f"{path}{name}.")

@@ -613,3 +613,20 @@ def test_a_method_without_critic_refuses_to_update_one(
     A = advantages_like(batch)
     with pytest.raises(RuntimeError, match="grpo has no critic"):
         engine.update_critic(batch, A, A, passes=1)
+
+
+def test_value_clipping_holds_back_values_that_have_moved_too_far(
+    engine_of: EngineOf, ragged_batch: MakeBatch
+) -> None:
+    batch = ragged_batch()
+    moved = {}
+    for clip in ("0.2", "null"):
+        engine = engine_of(f"critic.value_clip={clip}", "critic.minibatches=1")
+        assert engine.critic is not None
+        values, before = engine.values(batch), parameters_of(engine.critic)
+        # V has risen by 1 since the rollouts, on its way to V + 1: beyond the clip, where the
+        # clipped error is the larger one and its gradient is 0.
+        found = engine.update_critic(batch, values + 1, values - 1, passes=1)
+        moved[clip] = not torch.equal(parameters_of(engine.critic), before)
+        assert found["critic/loss"] == pytest.approx(0.5 * (1.8**2 if clip == "0.2" else 1))
+    assert moved == {"0.2": False, "null": True}

@@ -1,3 +1,4 @@
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -5,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cvpo import extract_answer, read_evals, read_metrics
+from cvpo import read_evals, read_metrics
 from train.__main__ import main
 from train.addition import problems
 from train.config import Config, ConfigError
@@ -52,20 +53,20 @@ def test_every_problem_is_answered_k_times(tiny_config: MakeConfig) -> None:
     assert all(0 < length <= 16 for length in rows["length"])
 
 
-def test_a_verdict_is_the_verifier_s(tiny_config: MakeConfig) -> None:
-    config = tiny_config("evaluation.samples=8")
-    tokenizer = load_tokenizer(config.model.path)
-    backend, _ = load_policy(config, tokenizer, config.model.path)
-    (benchmark, _) = load_benchmarks(config, tokenizer)
-    assert [tokenizer.decode(prompt) for prompt in benchmark.prompts] == [
-        problem.text for problem in benchmark.problems
-    ]
-    rows = rows_of(config)
-    first = [i for i, name in enumerate(rows["benchmark"]) if name == "add-1"]
-    assert 0 < sum(rows["exact"][i] for i in first) < len(first)
-    # A plain number is equal under all three verifiers or under none.
-    assert rows["exact"] == rows["normalized"] == rows["symbolic"]
-    assert extract_answer(r"\boxed{1}") == "1"
+def test_each_verdict_is_its_own_verifier_s(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    def graded_against(gold: Callable[[int], str]) -> Rows:
+        file = tmp_path / "sums.jsonl"
+        sums = [{"problem": f"{a}+{a + 1}=", "answer": gold(2 * a + 1)} for a in range(9)]
+        file.write_text("\n".join(map(json.dumps, sums)))
+        return rows_of(tiny_config(f"evaluation.benchmarks=[{{source: {file}}}]"))
+
+    plain = graded_against(str)
+    assert 0 < sum(plain["exact"]) < 18
+    assert plain["exact"] == plain["normalized"] == plain["symbolic"]
+    # The same responses against the same numbers written as \frac{2n}{2}: only algebra sees it.
+    fraction = graded_against(lambda n: rf"\frac{{{2 * n}}}{{2}}")
+    assert sum(fraction["exact"]) == 0
+    assert fraction["symbolic"] == plain["exact"]
 
 
 def test_a_response_does_not_depend_on_the_other_benchmarks(tiny_config: MakeConfig) -> None:
@@ -91,9 +92,7 @@ def test_another_step_or_seed_draws_other_responses(
     many = "evaluation.samples=12"
     first = rows_of(tiny_config(many))
     again = rows_of(tiny_config(many))
-    second = rows_of(
-        tiny_config(many, f"seed={other.get('seed', 1)}"), step=other.get("step", 0)
-    )
+    second = rows_of(tiny_config(many, f"seed={other.get('seed', 1)}"), step=other.get("step", 0))
     assert first == again
     assert first["length"] != second["length"]
 
@@ -103,8 +102,8 @@ def test_evaluation_samples_in_its_own_way(tiny_config: MakeConfig) -> None:
     for first in range(0, len(greedy["exact"]), 3):
         assert len({greedy["length"][first + sample] for sample in range(3)}) == 1
     cut = rows_of(tiny_config("evaluation.max_tokens=2"))
-    assert cut["length"] == [2] * 10
-    assert all(cut["truncated"])
+    assert max(cut["length"]) == 2
+    assert sum(cut["truncated"]) > 5
 
 
 def test_verifiers_that_are_not_asked_for_are_missing(tiny_config: MakeConfig) -> None:

@@ -29,9 +29,7 @@ MakeConfig = Callable[..., Config]
 
 CRITIC = {name for name in METRICS if name.startswith(("critic/", "sigma/"))}
 PRETRAINING = {name for name in METRICS if name.startswith("pretraining/")}
-ROUND = {
-    f"curriculum/{name}" for name in ("low_delta", "high_delta", "low_count", "high_count")
-}
+ROUND = {f"curriculum/{name}" for name in ("low_delta", "high_delta", "low_count", "high_count")}
 SELDOM = {"policy/kl", "lm/loss", "eval/<benchmark>"}
 ALWAYS = set(METRICS) - CRITIC - PRETRAINING - ROUND - SELDOM
 # Not a number where a class is empty or a quantity does not vary.

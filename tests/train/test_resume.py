@@ -56,7 +56,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
         assert_frame_equal(read(found), rows, check_exact=True)
     events = [read_events(run) for run in (found, expected)]
     without = [frame[frame["kind"] != "resume"].reset_index(drop=True) for frame in events]
-    assert_frame_equal(*without)
+    assert_frame_equal(without[0], without[1])
     assert (found / "calibration").exists() == (expected / "calibration").exists()
     if (expected / "calibration").exists():
         assert_frame_equal(read_calibration(found), read_calibration(expected), check_exact=True)

@@ -99,7 +99,9 @@ def test_other_seeds_give_other_responses(backend: Loaded) -> None:
 # ------------------------------------------------------------------------------- the distribution
 
 
-def drawn(scores: torch.Tensor, sampling: Sampling, count: int) -> tuple[torch.Tensor, _SeededChoice]:
+def drawn(
+    scores: torch.Tensor, sampling: Sampling, count: int
+) -> tuple[torch.Tensor, _SeededChoice]:
     """So many independent draws from one row of logits, each with a seed of its own."""
     choose = _SeededChoice(range(count), sampling, torch.device("cpu"))
     kept = choose(torch.zeros(count, 1, dtype=torch.long), scores.expand(count, -1))

@@ -56,7 +56,7 @@ def test_the_loss_falls(recipe: MakeConfig) -> None:
     short = loss_of(warm_start(recipe("warmstart.steps=1", "warmstart.lr=1e-6")))
     long = loss_of(warm_start(recipe()))
     assert short == pytest.approx(math.log(len(addition.VOCABULARY)), abs=0.2)
-    assert long < 0.6 * short
+    assert long < 0.7 * short
 
 
 def test_the_model_can_be_trained_on(recipe: MakeConfig) -> None:

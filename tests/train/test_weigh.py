@@ -28,9 +28,7 @@ def values_of(batch: Batch, seed: int = 3) -> Tensor:
 
 def weigh(weigher: Weigher, batch: Batch, step: int = 1) -> Weighed:
     values = values_of(batch)
-    return weigher.weigh(
-        step, batch, values if weigher.method.critic else None, values.abs() + 0.1
-    )
+    return weigher.weigh(step, batch, values if weigher.method.critic else None, values.abs() + 0.1)
 
 
 def outcomes(batch: Batch, correct: list[float]) -> Batch:
@@ -283,5 +281,5 @@ def test_the_state_goes_on_where_it_was(tiny_config: MakeConfig, ragged_batch: M
 
 def test_a_state_of_another_problem_set_is_refused(tiny_config: MakeConfig) -> None:
     state = weigher_of(tiny_config(), num_prompts=5).state_dict()
-    with pytest.raises(ValueError, match="5.* prompts"):
+    with pytest.raises(ValueError, match=r"5.* prompts"):
         weigher_of(tiny_config(), num_prompts=6).load_state_dict(state)
