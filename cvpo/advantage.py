@@ -163,7 +163,15 @@ def terminal_rewards(
     """Token rewards [B, T] of a reward [B] that is paid on the last response token (0 elsewhere).
 
     A trajectory without response tokens gets no reward.
+
+    Raises:
+        ValueError: There is not one reward for each row of the mask.
     """
+    if reward.shape != response_mask.shape[:1]:
+        raise ValueError(
+            f"terminal_rewards: reward must be [B] = [{len(response_mask)}], got "
+            f"{tuple(reward.shape)}"
+        )
     mask = response_mask.bool()
     position = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, position, -1).amax(1, keepdim=True) if mask.shape[1] else position
@@ -178,12 +186,12 @@ def length_adaptive_lambda(lengths: Shaped[Tensor, " B"], *, alpha: float) -> Fl
 
     Args:
         lengths: Response tokens of each trajectory, [B]; 0 gives lambda 0.
-        alpha: Positive.
+        alpha: Positive, finite.
 
     Raises:
-        ValueError: alpha is not positive.
+        ValueError: alpha is not positive and finite.
     """
-    if not alpha > 0:
+    if not 0 < alpha < float("inf"):
         raise ValueError(f"length_adaptive_lambda: alpha must be positive, got {alpha}")
     lengths = lengths.to(torch.promote_types(lengths.dtype, torch.float32))
     return (1 - 1 / (alpha * lengths)).clamp(0, 1)

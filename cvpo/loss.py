@@ -16,6 +16,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+_MAX_LOG_RATIO = 20.0
+"""A token whose log-probability rose by more within one step gets no more gradient."""
+
 REDUCTIONS = ("token", "sequence", "fixed")
 
 
@@ -70,8 +73,8 @@ def policy_loss(
 ) -> Float[Tensor, ""]:
     """Clipped surrogate (eq. 1): ``-sum w min(rho A', clip(rho, 1 - low, 1 + high) A')``.
 
-    rho is the ratio of the new to the old probability of the token, A' the weighted advantage (27),
-    w the token's share under the reduction (1/N for ``token``).
+    rho is the ratio of the new to the old probability of the token (at most e^20), A' the weighted
+    advantage (27), w the token's share under the reduction (1/N for ``token``).
 
     Args:
         log_probs: Under the policy that is being updated, [B, T].
@@ -89,7 +92,8 @@ def policy_loss(
     _same_shape("policy_loss", log_probs, old_log_probs, advantages, response_mask)
     masked = ~response_mask.bool()
     log_probs, old_log_probs, advantages = _wide(log_probs, old_log_probs, advantages)
-    ratio = (log_probs - old_log_probs).masked_fill(masked, 0).exp()
+    # Where the ratio overflows, the clipped branch wins, but inf times its gradient of 0 is NaN.
+    ratio = (log_probs - old_log_probs).masked_fill(masked, 0).clamp(max=_MAX_LOG_RATIO).exp()
     A = advantages.masked_fill(masked, 0)
     surrogate = torch.minimum(ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A)
     return -(token_weights(response_mask, counts, reduction=reduction) * surrogate).sum()

@@ -125,7 +125,7 @@ class Uniform:
         Raises:
             ValueError: More than there are.
         """
-        if count > self.num_prompts:
+        if not 0 <= count <= self.num_prompts:
             raise ValueError(f"uniform: {count} distinct prompts asked of {self.num_prompts}")
         return torch.randperm(self.num_prompts, generator=self.generator)[:count]
 

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from cvpo.groups import group_mean, shuffle_within
+from cvpo.groups import group_index, group_mean, shuffle_within
 from cvpo.metrics import coefficient_of_variation, correlation
 
 Arm = Literal[
@@ -129,10 +129,11 @@ def stochasticity_weight(
     if arm not in WEIGHT_ARMS:
         raise ValueError(f"stochasticity_weight: arm must be one of {WEIGHT_ARMS}, got {arm!r}")
     _check_coefficients(alpha_p, alpha_n, float(lambda_p), float(lambda_n))
-    if not sigma.shape == mu.shape == correct.shape:
+    given = [x for x in (sigma, mu, correct, valid) if x is not None]
+    if any(x.shape != sigma.shape for x in given):
         raise ValueError(
-            "stochasticity_weight: sigma, mu and correct must share one shape [B], got "
-            f"{tuple(sigma.shape)}, {tuple(mu.shape)}, {tuple(correct.shape)}"
+            "stochasticity_weight: sigma, mu, correct and valid must share one shape [B], got "
+            f"{[tuple(x.shape) for x in given]}"
         )
     R = correct.to(torch.promote_types(sigma.dtype, torch.float32))
     counted = torch.ones_like(R, dtype=torch.bool) if valid is None else valid.bool()
@@ -220,8 +221,8 @@ def stochasticity(
         generator: Source of the permutation; needed by the arm ``shuffled`` only.
 
     Raises:
-        ValueError: The arm needs ``entropy`` or ``generator`` and it is not given, or as
-            `stochasticity_weight`.
+        ValueError: The arm needs ``entropy`` or ``generator`` and it is not given, a sigma is not
+            finite where its deviation sets the unit, or as `stochasticity_weight`.
     """
     counted = torch.ones_like(sigma, dtype=torch.bool) if valid is None else valid.bool()
     outcome = correct >= 0.5
@@ -237,12 +238,16 @@ def stochasticity(
         if generator is None:
             raise ValueError("stochasticity: the arm 'shuffled' needs a generator")
         signal = shuffle_within(signal, group, outcome.long() + 2 * ~counted, generator=generator)
-    reference = group if config.mu == "group" else 2 * group + outcome.to(group.dtype)
+    # Renumbered first: twice a large id would run over.
+    index, _ = group_index(group)
+    reference = index if config.mu == "group" else 2 * index + outcome.long()
     mu = group_mean(signal, reference, valid=counted)
 
     sharpness: Tensor | float = 1.0
     if config.sharpness_unit == "deviation_sd":
         deviation = (signal - mu)[counted]
+        if not bool(deviation.isfinite().all()):
+            raise ValueError("stochasticity: sigma of a trajectory that counts is not finite")
         flat = deviation.numel() == 0 or bool(deviation.max() == deviation.min())
         sharpness = 0.0 if flat else 1 / deviation.std(correction=0)
     arm_config = config

@@ -92,6 +92,9 @@ class Recorder:
     def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """One row of metrics.jsonl, the seconds by phase among it, and TensorBoard."""
         row = dict(scalars)
+        for name, count in scalars.items():
+            if name.endswith("/skipped_updates") and count > 0:
+                self.log.event(step, "skipped_step", f"{name}: {count:.0f}, gradient not finite")
         row |= {f"seconds/{phase}": s for phase, s in self.phases.reset().items()}
         self._charged = 0.0
         self.log.metrics(

@@ -28,8 +28,9 @@ from train.sources import problems_from, prompts_of
 from train.timing import Phases
 from train.weigh import Weigher
 
-MAY_CHANGE = {"steps", "run_dir", "evaluation", "checkpoints", "log"}
-"""Keys that a resumed run may set anew: none of them changes what is trained."""
+MAY_CHANGE = {"steps", "run_dir", "evaluation", "checkpoints", "log", "engine", "warmstart"}
+"""Sections that a resumed run may set anew: none of them changes what is trained. (Other threads or
+micro-batches change the rounding, so the resumed run is then equal up to that.)"""
 
 
 class Run:
@@ -59,7 +60,17 @@ class Run:
         prompts = prompts_of(problems, config, self.tokenizer)
         self.benchmarks: list[Benchmark] = load_benchmarks(config, self.tokenizer)
         self.phases = Phases()
-        self.engine, self.backend, pad_id = _models(config, self.method, self.tokenizer, checkpoint)
+        held_out = [prompt for benchmark in self.benchmarks for prompt in benchmark.prompts]
+        self.engine, self.backend, pad_id = _models(
+            config,
+            self.method,
+            self.tokenizer,
+            checkpoint,
+            positions=max(
+                max(map(len, prompts)) + config.rollout.max_tokens,
+                max(map(len, held_out), default=0) + config.evaluation.max_tokens,
+            ),
+        )
         self.collector = Collector(
             config,
             self.method,
@@ -218,10 +229,19 @@ def _models(
     method: Method,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
+    *,
+    positions: int,
 ) -> tuple[Engine, Backend, int]:
     start, placement = config.model.path, config.model.model_dump(include={"dtype", "device"})
     path = _actor_path(config, checkpoint)
     actor = load_actor(path, **placement)
+    limit = getattr(actor.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and positions > limit:
+        raise ConfigError(
+            f"rollout.max_tokens: the longest prompt and response need {positions} positions, the "
+            f"model {path} has {limit}; lower rollout.max_tokens, evaluation.max_tokens or "
+            "data.max_prompt_tokens"
+        )
     critic = None
     if method.critic:
         trunk = config.model.critic_path or start

@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(
         f"torch {torch.__version__} on {platform.machine()}, {arguments.threads} thread(s) on "
-        f"{os.cpu_count()} cores, float32; fastest of {arguments.repeats} turns (of a loop: a fifth)",
+        f"{os.cpu_count()} cores, float32; fastest of {arguments.repeats} turns (loops: a fifth)",
         flush=True,
     )
     rows: list[Row] = []

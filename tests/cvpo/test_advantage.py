@@ -467,3 +467,15 @@ def test_group_advantage_refuses_unknown_kinds_and_shapes() -> None:
         group_advantage(torch.ones(2), torch.zeros(2, dtype=torch.long), kind="ppo")
     with pytest.raises(ValueError, match=r"\[B\]"):
         group_advantage(torch.ones(2), torch.zeros(3, dtype=torch.long), kind="grpo")
+
+
+@pytest.mark.parametrize("reward", [torch.ones(1), torch.ones(2), torch.ones(3, 1)])
+def test_terminal_rewards_wants_one_reward_a_row(reward: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"reward must be \[B\]"):
+        terminal_rewards(reward, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
+def test_a_horizon_that_is_no_positive_number_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha must be positive"):
+        length_adaptive_lambda(torch.tensor([0, 3]), alpha=alpha)

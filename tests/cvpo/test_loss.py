@@ -481,3 +481,25 @@ def test_a_batch_of_nothing_has_loss_zero(reduction: str) -> None:
     nothing = BatchCounts(tokens=0, sequences=0, max_length=0)
     loss = policy_loss(_X, _X, _X, torch.zeros(2, 3), counts=nothing, reduction=reduction)
     assert loss.item() == 0.0
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("rise", [19.0, 21.0, 90.0, 1e4])
+def test_a_ratio_that_overflows_leaves_loss_and_gradient_finite(
+    advantage: float, rise: float
+) -> None:
+    new = torch.full((1, 2), rise, requires_grad=True)
+    loss = policy_loss(
+        new,
+        torch.zeros(1, 2),
+        torch.full((1, 2), advantage),
+        torch.ones(1, 2),
+        counts=BatchCounts(tokens=2, sequences=1, max_length=2),
+    )
+    loss.backward()
+    assert loss.isfinite()
+    assert new.grad is not None
+    assert new.grad.isfinite().all()
+    if advantage > 0:  # clipped: no gradient
+        assert loss.item() == pytest.approx(-1.28)
+        assert not new.grad.any()

@@ -622,3 +622,38 @@ def test_diagnostics_of_a_batch_without_a_correct_answer_are_missing_not_zero() 
     assert math.isnan(found["advantage/mean_correct"])
     assert found["advantage/mean_incorrect"] == -1
     assert "sigma/mean" not in found
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_group_ids_of_any_size_name_different_groups(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    ids = torch.tensor([info.min, info.max // 2 + 1, info.max]).to(dtype).repeat_interleave(4)
+    sigma, R = (
+        torch.rand(12, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([1, 1, 0, 0]),
+    )
+    config = StochasticityConfig(mu="outcome_group", lambda_p=9.0, lambda_n=9.0)
+    plain = torch.arange(3).repeat_interleave(4)
+    found, expected = (
+        stochasticity(sigma, group, R.repeat(3), config=config).weight for group in (ids, plain)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_sigma_that_is_not_finite_cannot_set_the_unit() -> None:
+    config = StochasticityConfig(sharpness_unit="deviation_sd")
+    sigma, group, R = torch.tensor([0.1, math.nan, 0.3]), torch.zeros(3).long(), torch.ones(3)
+    with pytest.raises(ValueError, match="sigma of a trajectory that counts is not finite"):
+        stochasticity(sigma, group, R, config=config)
+    ignored = torch.tensor([True, False, True])
+    weight = stochasticity(sigma, group, R, config=config, valid=ignored).weight
+    assert weight[1] == 1
+    assert weight.isfinite().all()
+
+
+def test_a_valid_mask_of_another_shape_is_not_spread() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match="must share one shape"):
+        stochasticity_weight(
+            x, x, x, alpha_p=0.1, alpha_n=0.1, lambda_p=1, lambda_n=1, valid=torch.tensor([True])
+        )

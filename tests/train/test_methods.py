@@ -21,7 +21,7 @@ from cvpo import (
 )
 from cvpo.runlog import COLUMNS, METRICS
 from train.addition import problems
-from train.config import Config
+from train.config import Config, ConfigError
 from train.loop import train
 from train.models import load_actor, load_critic
 
@@ -261,3 +261,22 @@ def test_training_raises_the_reward(tiny_config: MakeConfig) -> None:
     train(config)
     accuracy = read_metrics(config.folder).set_index("step")["accuracy/mean"]
     assert accuracy.loc[36:].mean() > accuracy.loc[1:4].mean() + 0.2
+
+
+def test_a_skipped_update_is_an_event_of_its_step(
+    tiny_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(*_: object, **__: object) -> torch.Tensor:
+        return torch.tensor(torch.inf)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", overflow)
+    config = tiny_config("method=grpo", "steps=1")
+    train(config)
+    events = read_events(config.folder).query("kind == 'skipped_step'")
+    assert events["step"].tolist() == [1]
+    assert "policy/skipped_updates" in events["message"].iloc[0]
+
+
+def test_responses_longer_than_the_model_can_count_are_refused(tiny_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"need \d+ positions, the model .* has 128"):
+        train(tiny_config("rollout.max_tokens=126"))

@@ -148,6 +148,8 @@ def test_what_does_not_change_the_training_may_be_changed(tiny_config: MakeConfi
         "checkpoints.keep=1",
         "checkpoints.every=1",
         "log.text_share=0",
+        "engine.micro_batch_tokens=100",
+        "warmstart.steps=3",
     )
     assert train(config).step == 2
     assert len(read_evals(config.folder).query("step == 2")) == 5
