@@ -14,7 +14,7 @@ from cvpo.groups import group_index, group_mean
 
 GROUP_KINDS = ("grpo", "dr-grpo", "rloo")
 
-_BLOCK = 32
+_BLOCK = 16
 """Slots that one triangular product covers."""
 
 _CHUNK_ELEMENTS = 1 << 20
@@ -37,7 +37,7 @@ def gae(
     the sequence with the masked slots removed.
 
     There is no loop over T. ``A`` is a suffix sum with geometric weights; it is computed by blocks,
-    one triangular product for each block and the same recurrence, 32 times shorter, between them.
+    one triangular product for each block and the same recurrence, 16 times shorter, between them.
 
     Args:
         rewards: Reward of each token, [B, T]; a terminal reward sits on the last response token.
@@ -99,20 +99,18 @@ def _gae_rows(
     gamma: float,
     decay: float | Float[Tensor, " B"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    if (mask[:, 1:] & ~mask[:, :-1]).any():
+    masked = ~mask
+    V = values.masked_fill(masked, 0)
+    if (mask[:, 1:] & masked[:, :-1]).any():
         # A response token behind a masked slot: move every row's response tokens to its front.
-        packed = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
-        advantages = _padded_advantages(
-            _move(rewards, mask, packed), _move(values, mask, packed), gamma=gamma, decay=decay
-        )
-        advantages = _move(advantages, packed, mask)
-        values = torch.where(mask, values, 0.0)
+        front = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
+        packed = _move(values, mask, front)
+        delta = _move(rewards, mask, front) - packed
+        A = _move(_advantages(delta, packed, gamma=gamma, decay=decay), front, mask)
     else:
-        values = torch.where(mask, values, 0.0)
-        advantages = _padded_advantages(
-            torch.where(mask, rewards, 0.0), values, gamma=gamma, decay=decay
-        )
-    return advantages, values.add_(advantages)  # in place: `values` is ours since the masking
+        delta = (rewards - values).masked_fill_(masked, 0)
+        A = _advantages(delta, V, gamma=gamma, decay=decay)
+    return A, V.add_(A)
 
 
 def _move(
@@ -122,19 +120,18 @@ def _move(
     return torch.zeros_like(x).masked_scatter_(target, x.masked_select(source))
 
 
-def _padded_advantages(
-    rewards: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
+def _advantages(
+    delta: Float[Tensor, "B T"],
+    V: Float[Tensor, "B T"],
     *,
     gamma: float,
     decay: float | Float[Tensor, " B"],
 ) -> Float[Tensor, "B T"]:
-    """Advantages of rows whose response tokens stand in front, with zeros behind them.
+    """From ``r_t - V(s_t)``, which becomes delta in place, with zeros behind the response.
 
-    There ``delta`` is 0 behind the last response token, and so are the advantages.
+    Behind the last response token delta is 0, and so are the advantages.
     """
-    delta = rewards - values
-    delta[:, :-1].add_(values[:, 1:], alpha=gamma)
+    delta[:, :-1].add_(V[:, 1:], alpha=gamma)
     return _discounted_suffix_sum(delta, decay)
 
 
@@ -152,7 +149,7 @@ def _discounted_suffix_sum(
     weight = torch.nn.functional.pad(powers[..., 1:], (0, K - 1)).unfold(-1, K, 1).flip(-2)
     y = blocks @ weight  # [K, K] or [B, K, K]; sums that end with their block
     if y.shape[1] > 1:
-        following = _discounted_suffix_sum(y[..., 0], decay**K)[:, 1:, None]
+        following = _discounted_suffix_sum(y[..., 0].contiguous(), decay**K)[:, 1:, None]
         y[:, :-1].addcmul_(following, powers[..., None, :-1])
     return y.flatten(1)[:, :T]
 
