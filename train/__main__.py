@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from cvpo.runlog import RunLogError
 from train.checkpoint import CheckpointError
 from train.config import Config, ConfigError, load_config
@@ -71,8 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(options.config, options.overrides)
         return _COMMANDS[options.command](config, options)
     except (CheckpointError, ConfigError, DataError, ModelError, RunLogError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _ended(f"error: {error}", status=2)
+    except OSError as error:  # a full disk, a folder without permission
+        return _ended(f"error: {error}", status=1)
+    except KeyboardInterrupt:
+        return _ended("interrupted; the same command goes on from the last checkpoint", status=130)
+
+
+def _ended(message: str, *, status: int) -> int:
+    tqdm.write(message, file=sys.stderr)  # on a line of its own, whatever bar was going on
+    return status
 
 
 def _warmstart(config: Config, _: argparse.Namespace) -> int:
@@ -94,7 +104,7 @@ def _run(config: Config, _: argparse.Namespace) -> int:
 def _eval(config: Config, options: argparse.Namespace) -> int:
     from train.evaluate import evaluate, load_benchmarks, summarize
     from train.models import load_tokenizer
-    from train.run import load_policy, require_warm_start
+    from train.run import load_policy, require_room, require_warm_start
 
     if not options.model:
         require_warm_start(config)
@@ -106,6 +116,9 @@ def _eval(config: Config, options: argparse.Namespace) -> int:
     if not benchmarks:
         raise ConfigError("evaluation.benchmarks: is empty, nothing to evaluate on")
     backend, _ = load_policy(config, tokenizer, path)
+    asked = [prompt for benchmark in benchmarks for prompt in benchmark.prompts]
+    limit = config.evaluation.max_tokens
+    require_room(backend.model, asked, max_tokens=limit, key="evaluation.max_tokens")
     rows = evaluate(benchmarks, config=config, backend=backend, tokenizer=tokenizer, step=0)
     for verifier in config.evaluation.verifiers:
         print(f"verifier: {verifier}")

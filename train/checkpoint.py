@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 _NAME = re.compile(r"step-(\d{8})")
 _STATE = "state.pt"
@@ -37,21 +38,28 @@ def save_checkpoint(
         state: Tensors and plain data only: it is read back without running any code.
         write_models: Writes models and optimisers into the folder it is given.
         keep: At least 1.
+
+    Raises:
+        OSError: It cannot be written (a full disk); the checkpoints there stay.
     """
     target = folder / f"step-{step:08d}"
     aside = folder / f".{target.name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write_models(aside)
-    sizes = {
-        file.relative_to(aside).as_posix(): file.stat().st_size
-        for file in aside.rglob("*")
-        if file.is_file()
-    }
-    torch.save({"state": dict(state), "files": sizes}, aside / _STATE)
-    for file in aside.rglob("*"):
-        if file.is_file():
-            _flush(file)
+    try:
+        write_models(aside)
+        sizes = {
+            file.relative_to(aside).as_posix(): file.stat().st_size
+            for file in aside.rglob("*")
+            if file.is_file()
+        }
+        torch.save({"state": dict(state), "files": sizes}, aside / _STATE)
+    except (RuntimeError, SafetensorError) as error:  # what they make of a failed write
+        raise OSError(
+            f"{target}: cannot be written ({' '.join(str(error).split())}); is the disk full?"
+        ) from error
+    for path in (*aside.rglob("*"), aside):
+        _flush(path)
     if target.exists():
         shutil.rmtree(target)
     aside.rename(target)
@@ -77,7 +85,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """
     file = checkpoint / _STATE
     if not file.is_file():
-        raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing)")
+        raise CheckpointError(f"{checkpoint}: not a checkpoint ({_STATE} is missing); move it away")
     if not zipfile.is_zipfile(file):  # torch would try to read it in a form of long ago
         raise _damaged(checkpoint, _STATE, "no whole archive")
     try:

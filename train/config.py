@@ -19,12 +19,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
 
 from cvpo import METHODS, SAMPLERS, CurriculumConfig, Curve, Method, StochasticityConfig
 from cvpo.stochasticity import Arm
+from train.data import TEMPLATES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -32,6 +34,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
 Verifier = Literal["exact", "normalized", "symbolic"]
 
 
@@ -44,13 +47,21 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _yes_is_no_number(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        found = check(value)
+        if isinstance(value, bool) and not isinstance(found, bool):
+            raise ValueError("yes or no (true, false) stands where a number belongs")
+        return found
+
 
 class Model(Section):
     """Which actor, and which critic."""
 
-    path: str
+    path: Text
     """A folder that `save_pretrained` wrote, or a hub id: any causal language model."""
-    critic_path: str | None = None
+    critic_path: Text | None = None
     """Where the critic's trunk comes from; the actor's `path` when null."""
     dtype: Literal["float32"] = "float32"
     """The plain engine keeps no master weights: in half precision small updates would vanish."""
@@ -60,23 +71,26 @@ class Model(Section):
     @classmethod
     def _a_device(cls, device: str) -> str:
         try:
-            torch.device(device)
+            kind = torch.device(device).type
         except RuntimeError:
             raise ValueError("is no device of PyTorch; write cpu, cuda or cuda:1, say") from None
+        here = torch.accelerator.current_accelerator(check_available=True)
+        if kind != "cpu" and (here is None or kind != here.type):
+            raise ValueError("PyTorch finds no such device on this machine; write cpu")
         return device
 
 
 class Dataset(Section):
     """Problems from a file, a folder, a hub id or the built-in task."""
 
-    source: str
+    source: Text
     """Path, hub id `org/name`, or `addition`."""
     split: str = "train"
     name: str | None = None
     """What the run log calls it; the source's own name when null."""
     limit: Count | None = None
-    """Use the first so many problems (`addition`: draw so many)."""
-    levels: tuple[int, ...] | None = None
+    """Use the first so many problems; null: all. `addition` draws so many; null: 256."""
+    levels: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """Only problems of these levels."""
     deduplicate: bool = False
 
@@ -89,11 +103,21 @@ class Data(Section):
     """none | chat | dapo | boxed, or a text of your own with {problem} in it."""
     max_prompt_tokens: Count = 1024
 
+    @field_validator("template")
+    @classmethod
+    def _holds_the_problem(cls, template: str) -> str:
+        if template not in TEMPLATES and "{problem}" not in template:
+            raise ValueError(
+                f"must be one of {', '.join(TEMPLATES)}, or a text with {{problem}} in it"
+            )
+        return template
+
 
 class Sampling(Section):
     """How a response is sampled."""
 
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=1e-6, allow_inf_nan=False)] = 1.0
+    """Below the bound float32 overflows; greedy decoding is reached long before it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Count = 72
 
@@ -272,7 +296,7 @@ class Log(Section):
 class Warmstart(Section):
     """The supervised warm start on the built-in task's corpus."""
 
-    output: str = "runs/warmstart"
+    output: Text = "runs/warmstart"
     steps: Count = 800
     batch_size: Count = 48
     lr: Positive = 3e-3
@@ -290,7 +314,7 @@ class Config(Section):
     method: str = "cvpo"
     seed: Annotated[int, Field(ge=0)] = 1
     steps: Count = 100
-    run_dir: str = "runs/{method}-{seed}"
+    run_dir: Text = "runs/{method}-{seed}"
     """Where the run log and the checkpoints go; {method} and {seed} are filled in."""
     verifier: Verifier = "exact"
     """Makes the training reward, and is the headline of evaluations."""
@@ -356,7 +380,8 @@ class Config(Section):
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(self.run_dir.replace("{method}", self.method).replace("{seed}", f"{self.seed}"))
+        filled = self.run_dir.replace("{method}", self.method).replace("{seed}", f"{self.seed}")
+        return Path(filled).expanduser()
 
     def declared(self) -> Method:
         """The method with this run's overrides in it."""
@@ -400,7 +425,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> Config:
     """
     path = file or Path(__file__).parent / "configs" / "laptop.yaml"
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -423,12 +448,27 @@ def unknown(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     return f"{name!r} is unknown; {hint}"
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, not a silent choice of the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for name, _ in node.value:
+            key = (name.tag, name.value)
+            if isinstance(name, yaml.ScalarNode) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name.value!r} stands twice", name.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"{override!r}: overrides are written section.key=value")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}: {text!r} is not a YAML value: {error}") from error
     if isinstance(value, str):

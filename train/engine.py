@@ -92,7 +92,6 @@ class PlainEngine:
         self.critic_optimizer = _adamw(critic, config.critic) if critic else None
         # Calls of update_actor and update_critic so far: they set the learning rate and the order.
         self.counters = {"actor": 0, "critic": 0}
-        self._accepted = set(inspect.signature(actor.forward).parameters)
 
     @torch.no_grad()
     def log_probs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
@@ -314,9 +313,7 @@ class PlainEngine:
         self, model: PreTrainedModel, part: Part
     ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "b w"]]:
         """log pi(token) and entropy at the response slots, at the rollouts' temperature."""
-        inputs = part.inputs(self._accepted)
-        if "logits_to_keep" in self._accepted:
-            inputs["logits_to_keep"] = part.width + 1
+        inputs = part.inputs(model)
         logits = model(**inputs, use_cache=False).logits[:, -part.width - 1 : -1].float()
         logits = logits / self.config.rollout.temperature
         normalizer = logits.logsumexp(-1)
@@ -331,8 +328,7 @@ class PlainEngine:
     def _values(self, part: Part) -> Float[Tensor, "b w"]:
         """V before each response token: read where the token before it stands."""
         assert self.critic is not None
-        inputs = part.inputs(self._accepted)
-        values: Tensor = self.critic(**inputs, use_cache=False)
+        values: Tensor = self.critic(**part.inputs(self.critic.trunk), use_cache=False)
         return values[:, -part.width - 1 : -1]
 
 
@@ -372,14 +368,17 @@ class Part:
         x = x[self.rows]
         return (x if x.ndim == 1 else x[:, : self.width]).to(self.input_ids.device)
 
-    def inputs(self, accepted: set[str]) -> dict[str, Any]:
-        """A transformers model's arguments, those that it knows."""
+    def inputs(self, model: PreTrainedModel) -> dict[str, Any]:
+        """The arguments of a model's forward pass, those that it knows."""
+        accepted = inspect.signature(model.forward).parameters
         inputs: dict[str, Any] = {
             "input_ids": self.input_ids,
             "attention_mask": self.attention_mask,
         }
         if "position_ids" in accepted:
             inputs["position_ids"] = position_ids(self.attention_mask)
+        if "logits_to_keep" in accepted:
+            inputs["logits_to_keep"] = self.width + 1
         return inputs
 
 

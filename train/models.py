@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 _HEAD = "value_head.safetensors"
+# RuntimeError: weights of other shapes than the configuration says.
+_LOADING = (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError)
 
 
 class ModelError(ValueError):
@@ -65,7 +68,7 @@ def load_actor(path: str, *, dtype: str, device: str) -> PreTrainedModel:
     """Any causal language model, without dropout.
 
     Raises:
-        ModelError: There is none at that path.
+        ModelError: There is none at that path, or not all of its weights.
     """
     model = _load(AutoModelForCausalLM, path, dtype)
     actor: PreTrainedModel = _without_dropout(model).to(device)
@@ -93,7 +96,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except _LOADING as error:
         raise ModelError(f"{path}: no tokenizer can be loaded: {_one_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{path}: the tokenizer has no end-of-sequence token")
@@ -108,6 +111,21 @@ def end_of_sequence(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     elif isinstance(listed, int):
         listed = [listed]
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))
+
+
+def padding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills batches: the tokenizer's, or else one that ends a response."""
+    pad = tokenizer.pad_token_id
+    # Where none is named, transformers may invent one that the model has no embedding of.
+    if isinstance(pad, int) and pad < vocabulary_of(model):
+        return pad
+    return end_of_sequence(model, tokenizer)[0]
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """Tokens that the model has an embedding of."""
+    weight: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+    return len(weight)
 
 
 def text_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -125,11 +143,19 @@ def position_ids(attention_mask: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 def _load(auto: Any, path: str, dtype: str) -> Any:
     disable_progress_bar()  # a bar for each of three small files would drown the run's own
     try:
-        return auto.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, SafetensorError) as error:
+        model, report = auto.from_pretrained(
+            path, dtype=getattr(torch, dtype), output_loading_info=True
+        )
+    except _LOADING as error:
         raise ModelError(
             f"model.path {path}: no model can be loaded: {_one_line(error)}"
         ) from error
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        raise ModelError(
+            f"model.path {path}: {len(missing)} weights of a {type(model).__name__} are not there, "
+            f"{missing[0]} for one; give a causal language model, whole"
+        )
+    return model
 
 
 def _without_dropout(model: Any) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tqdm import trange
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cvpo import SAMPLERS, Method, RunLog, explained_variance
 from cvpo.runlog import RunLogError, read_run
@@ -19,7 +20,14 @@ from train.config import Config, ConfigError
 from train.data import Problem, problem_table
 from train.engine import Engine, PlainEngine
 from train.evaluate import Benchmark, evaluate, load_benchmarks
-from train.models import end_of_sequence, load_actor, load_critic, load_tokenizer
+from train.models import (
+    end_of_sequence,
+    load_actor,
+    load_critic,
+    load_tokenizer,
+    padding_of,
+    vocabulary_of,
+)
 from train.record import Recorder, monte_carlo_returns
 from train.rollout.backend import Backend, TransformersBackend
 from train.rollout.collect import Collector
@@ -40,7 +48,8 @@ class Run:
         """Opens the run's folder: a new run starts, an interrupted one goes on.
 
         Raises:
-            ConfigError: The folder holds a run of another configuration, or a prompt is too long.
+            ConfigError: The folder holds a run of another configuration or one that is going on,
+                or a prompt is too long.
             DataError: Problems cannot be read.
             ModelError: A model cannot be loaded.
             CheckpointError: The last checkpoint is damaged.
@@ -66,10 +75,8 @@ class Run:
             self.method,
             self.tokenizer,
             checkpoint,
-            positions=max(
-                max(map(len, prompts)) + config.rollout.max_tokens,
-                max(map(len, held_out), default=0) + config.evaluation.max_tokens,
-            ),
+            prompts=prompts,
+            held_out=held_out,
         )
         self.collector = Collector(
             config,
@@ -84,7 +91,7 @@ class Run:
         )
         self.weigher = Weigher(config, self.method, num_prompts=len(problems), phases=self.phases)
         # Nothing is written before everything above has been found in order.
-        log = _open_log(config, problems, self.step if checkpoint else -1)
+        log, self._claim = _open_log(config, problems, self.step if checkpoint else -1)
         self.recorder = Recorder(log, config, self.tokenizer, self.phases)
         self.fresh = checkpoint is None
         if state is not None:
@@ -207,17 +214,50 @@ def require_warm_start(config: Config) -> None:
         )
 
 
+def require_room(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_tokens: int, key: str
+) -> None:
+    """Says so where a model cannot read its prompts, or cannot go on for long enough.
+
+    Args:
+        model: Actor, or the critic's trunk.
+        prompts: What it will be asked; none is in order.
+        max_tokens: How long the response may be.
+        key: Where that stands, for the message.
+
+    Raises:
+        ConfigError: A token has no embedding, or prompt and response need more positions than the
+            model has.
+    """
+    name, known = model.name_or_path, vocabulary_of(model)
+    largest = max((max(prompt) for prompt in prompts), default=0)
+    if largest >= known:
+        raise ConfigError(
+            f"model.path {name}: knows {known} tokens, but the tokenizer writes token {largest}; "
+            "actor, critic and tokenizer must belong together"
+        )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    needed = max(map(len, prompts), default=0) + max_tokens
+    if limit is not None and needed > limit:
+        raise ConfigError(
+            f"{key}: the longest prompt and response need {needed} positions, the model {name} has "
+            f"{limit}; allow shorter ones"
+        )
+
+
 def load_policy(
     config: Config, tokenizer: PreTrainedTokenizerBase, path: str
-) -> tuple[Backend, int]:
+) -> tuple[TransformersBackend, int]:
     """A rollout backend with the weights at a path, and the padding token."""
     model = load_actor(path, dtype=config.model.dtype, device=config.model.device)
-    ends = end_of_sequence(model, tokenizer)
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    pad_id = padding_of(model, tokenizer)
     backend = TransformersBackend(
-        model, end_tokens=ends, pad_id=int(pad_id), batch_size=config.rollout.batch_size
+        model,
+        end_tokens=end_of_sequence(model, tokenizer),
+        pad_id=pad_id,
+        batch_size=config.rollout.batch_size,
     )
-    return backend, int(pad_id)
+    return backend, pad_id
 
 
 def _actor_path(config: Config, checkpoint: Path | None) -> str:
@@ -230,22 +270,24 @@ def _models(
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
     *,
-    positions: int,
+    prompts: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
 ) -> tuple[Engine, Backend, int]:
     start, placement = config.model.path, config.model.model_dump(include={"dtype", "device"})
     path = _actor_path(config, checkpoint)
     actor = load_actor(path, **placement)
-    limit = getattr(actor.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and positions > limit:
-        raise ConfigError(
-            f"rollout.max_tokens: the longest prompt and response need {positions} positions, the "
-            f"model {path} has {limit}; lower rollout.max_tokens, evaluation.max_tokens or "
-            "data.max_prompt_tokens"
-        )
+    limit = config.rollout.max_tokens
+    require_room(actor, prompts, max_tokens=limit, key="rollout.max_tokens")
+    require_room(
+        actor, held_out, max_tokens=config.evaluation.max_tokens, key="evaluation.max_tokens"
+    )
     critic = None
     if method.critic:
         trunk = config.model.critic_path or start
         critic = load_critic(str(checkpoint / "critic") if checkpoint else trunk, **placement)
+        # It reads whatever the actor may say. Rows beyond the tokenizer's are padding.
+        last = min(vocabulary_of(actor), len(tokenizer)) - 1
+        require_room(critic.trunk, [*prompts, [last]], max_tokens=limit, key="rollout.max_tokens")
     reference = None
     if config.algorithm.kl_coefficient:
         reference = load_actor(start, **placement).requires_grad_(False)
@@ -256,8 +298,8 @@ def _models(
     return engine, backend, pad_id
 
 
-def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
-    """A new log, or the run's own, rewound to a step (-1: to its very beginning)."""
+def _open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog, TextIO]:
+    """A new log, or the run's own, rewound to a step (-1: to its very beginning), and its claim."""
     folder, resolved = config.folder, config.resolved()
     table = problem_table(problems)
     table["level"] = [None if level is None else str(level) for level in table["level"]]
@@ -265,6 +307,8 @@ def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
         if step >= 0:
             raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            claim = claimed(folder)
             log = RunLog.create(
                 folder,
                 config=resolved,
@@ -281,13 +325,43 @@ def _open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
                 f"run_dir {folder}: holds a run of another configuration; {changed[0]}. Set "
                 "run_dir to a new folder, or give the run its own configuration again"
             )
+        claim = claimed(folder)
         log = RunLog.open(folder)
-        log.rewind(step)
+        last = -1 if log.last_step is None else log.last_step
+        if last < step:
+            raise ConfigError(
+                f"run_dir {folder}: metrics.jsonl has lost its rows up to the checkpoint of step "
+                f"{step}; put it back, or move the folder away"
+            )
+        if step < 0 < last:  # step 0 alone may lack its checkpoint: a kill came between
+            raise ConfigError(
+                f"run_dir {folder}: holds a run of {last} steps and no checkpoint to go on from, "
+                "and starting again would erase it; put checkpoints back, or move the folder away"
+            )
     try:
         log.problems(table)
     except (RunLogError, FileExistsError) as error:
         raise ConfigError(f"data.train: {error}") from error
-    return log
+    log.rewind(step)  # last: a refused run keeps every row
+    return log, claim
+
+
+def claimed(folder: Path) -> TextIO:
+    """An open file that keeps other processes out of the folder until this one ends, or closes it.
+
+    Raises:
+        ConfigError: Another process is training in the folder.
+    """
+    claim = (folder / ".lock").open("w")
+    try:
+        fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        claim.close()
+        raise ConfigError(
+            f"run_dir {folder}: another process is training there; wait for it, end it, or set "
+            "run_dir to a new folder"
+        ) from None
+    return claim
 
 
 def _differences(before: Any, now: dict[str, Any]) -> list[str]:

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
-from cvpo import RunLog, read_problems, trajectory_std
+from cvpo import RunLog, read_problems, read_run, trajectory_std
 from cvpo.runlog import RunLogError, list_steps, read_trajectories
 from train.config import Config, ConfigError
 from train.data import render_prompt
 from train.engine import PlainEngine
-from train.models import load_actor, load_critic, load_tokenizer
+from train.models import load_actor, load_critic, load_tokenizer, text_of
 from train.rollout.batch import Batch, Responses, pad
-from train.run import require_warm_start
+from train.run import claimed, require_room, require_warm_start
 
 
 def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
     """Writes `scores/<name>/<step>.parquet` for every logged step of a run; done steps are kept.
 
     Args:
-        config: Template, micro-batch size and device.
+        config: Tokenizer (`model.path`), micro-batch size and device. The template is the run's.
         run: The run log whose responses are scored. It must hold token ids
             (`log.text_share` above 0); rows without are left out.
         critic: A checkpoint folder, or the `critic` folder in it.
@@ -35,7 +36,8 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
         Trajectories scored.
 
     Raises:
-        ConfigError: No critic there, or no token ids in the log.
+        ConfigError: No critic there, no token ids in the log, or tokens that are not those of this
+            tokenizer or critic.
         RunLogError: No such log.
     """
     require_warm_start(config)
@@ -44,62 +46,76 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
         raise ConfigError(f"critic {critic}: no critic there; give a checkpoint of a run with one")
     placement = config.model.model_dump(include={"dtype", "device"})
     tokenizer = load_tokenizer(config.model.path)
+    judge = load_critic(str(folder), **placement)
     engine = PlainEngine(
         config,
         config.declared(),
         actor=load_actor(config.model.path, **placement),
-        critic=load_critic(str(folder), **placement),
+        critic=judge,
     )
     texts = read_problems(run, columns=["prompt_id", "text"])
-    prompts = {
-        prompt: render_prompt(text, template=config.data.template, tokenizer=tokenizer)
-        for prompt, text in zip(texts["prompt_id"], texts["text"], strict=True)
-    }
-    log = RunLog.open(run)
+    template = read_run(run)["config"].get("data", {}).get("template", config.data.template)
     try:
-        done = set(list_steps(run, f"scores/{name}"))
-    except RunLogError:
-        done = set()
-    scored = 0
-    steps = [step for step in list_steps(run, "trajectories") if step not in done]
-    for step in tqdm(steps, desc=f"scoring {run.name}", unit="step"):
-        rows = read_trajectories(run, columns=["prompt_id", "sample", "token_ids"], steps=[step])
-        if "token_ids" not in rows or rows["token_ids"].isna().all():
-            raise ConfigError(
-                f"{run}: step {step} holds no token ids to score; log them with log.text_share=1"
+        prompts = {
+            prompt: render_prompt(text, template=template, tokenizer=tokenizer)
+            for prompt, text in zip(texts["prompt_id"], texts["text"], strict=True)
+        }
+    except ValueError as error:
+        raise ConfigError(f"{run}: {error}") from error
+    with claimed(run):
+        log = RunLog.open(run)
+        try:
+            done = set(list_steps(run, f"scores/{name}"))
+        except RunLogError:
+            done = set()
+        scored = 0
+        steps = [step for step in list_steps(run, "trajectories") if step not in done]
+        for step in tqdm(steps, desc=f"scoring {run.name}", unit="step"):
+            batch = _logged(run, step, prompts, tokenizer)
+            read = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
+            states = [ids[here].tolist() for ids, here in read]
+            require_room(judge.trunk, states, max_tokens=0, key=f"{run}, step {step}")
+            values, mask = engine.values(batch), batch.response_mask
+            log.scores(
+                name,
+                step,
+                {
+                    "prompt_id": batch.prompt_id,
+                    "sample": batch.sample,
+                    "sigma": trajectory_std(values, mask),
+                    "value_first": values[:, 0],
+                    "value_mean": values.masked_fill(~mask, 0).sum(1) / batch.lengths.clamp(min=1),
+                },
             )
-        rows = rows[rows["token_ids"].notna()]
-        tokens = [[int(t) for t in ids] for ids in rows["token_ids"]]
-        batch = _batch(rows["prompt_id"].tolist(), rows["sample"].tolist(), tokens, prompts)
-        values, mask = engine.values(batch), batch.response_mask
-        log.scores(
-            name,
-            step,
-            {
-                "prompt_id": batch.prompt_id,
-                "sample": batch.sample,
-                "sigma": trajectory_std(values, mask),
-                "value_first": values[:, 0],
-                "value_mean": values.masked_fill(~mask, 0).sum(1) / batch.lengths.clamp(min=1),
-            },
-        )
-        scored += len(batch)
+            scored += len(batch)
     return scored
 
 
-def _batch(
-    prompt_ids: list[int],
-    samples: list[int],
-    tokens: list[list[int]],
-    prompts: dict[int, list[int]],
+def _logged(
+    run: Path, step: int, prompts: dict[int, list[int]], tokenizer: PreTrainedTokenizerBase
 ) -> Batch:
-    B = len(prompt_ids)
+    """A step's logged responses, as far as their tokens were kept."""
+    rows = read_trajectories(
+        run, columns=["prompt_id", "sample", "response", "token_ids"], steps=[step]
+    )
+    rows = rows[rows["token_ids"].notna()]
+    if rows.empty:
+        raise ConfigError(
+            f"{run}: step {step} holds no token ids to score; log them with log.text_share=1"
+        )
+    tokens = [[int(t) for t in ids] for ids in rows["token_ids"]]
+    if text_of(tokens[0], tokenizer) != rows["response"].iloc[0]:
+        raise ConfigError(
+            f"{run}: step {step} was not written by the tokenizer of model.path; set model.path to "
+            "the model that the run started from"
+        )
+    B = len(rows)
     unknown = torch.zeros(B)
     responses = Responses(tokens, [[0.0] * len(t) for t in tokens], [False] * B, version=0)
     return Batch(
-        prompt_id=torch.tensor(prompt_ids),
-        sample=torch.tensor(samples),
-        **pad([prompts[prompt] for prompt in prompt_ids], responses, pad_id=0),
+        prompt_id=torch.tensor(rows["prompt_id"].tolist()),
+        sample=torch.tensor(rows["sample"].tolist()),
+        **pad([prompts[prompt] for prompt in rows["prompt_id"]], responses, pad_id=0),
         truncated=torch.zeros(B, dtype=torch.bool),
         correct=unknown,
         reward=unknown,

@@ -54,16 +54,24 @@ def prompts_of(
     """The tokens that each problem is asked with, under the configured template.
 
     Raises:
-        ConfigError: A prompt is empty or longer than `data.max_prompt_tokens`.
+        ConfigError: The tokenizer has no chat template, or a prompt is empty or longer than
+            `data.max_prompt_tokens`.
     """
     limit = config.data.max_prompt_tokens
     prompts = []
     for problem in problems:
-        prompt = render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
-        if not 0 < len(prompt) <= limit:
+        try:
+            prompt = render_prompt(problem.text, template=config.data.template, tokenizer=tokenizer)
+        except ValueError as error:
+            raise ConfigError(f"data.template: {error}") from error
+        name = f"the prompt of problem {problem.source_id} of {problem.dataset}"
+        if not prompt:
             raise ConfigError(
-                f"data.max_prompt_tokens: the prompt of problem {problem.source_id} of "
-                f"{problem.dataset} has {len(prompt)} tokens, the limit is {limit}"
+                f"data.train: {name} has no tokens; does the tokenizer belong to the model?"
+            )
+        if len(prompt) > limit:
+            raise ConfigError(
+                f"data.max_prompt_tokens: {name} has {len(prompt)} tokens, the limit is {limit}"
             )
         prompts.append(prompt)
     return prompts

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from train.checkpoint import CheckpointError, checkpoints, load_state, save_checkpoint
 from train.config import Config
@@ -193,3 +194,15 @@ def test_after_deleting_a_damaged_checkpoint_the_run_goes_on_from_the_one_before
     assert train(finished).step == 1
     assert first.exists()
     assert (last / "actor" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("enforce fail"), SafetensorError("I/O error")])
+def test_a_writer_s_own_error_is_told_as_a_failed_write(tmp_path: Path, fault: Exception) -> None:
+    before = save(tmp_path, 1, keep=1)
+
+    def disk_full(_: Path) -> None:
+        raise fault
+
+    with pytest.raises(OSError, match=r"step-00000002: cannot be written .*is the disk full\?"):
+        save_checkpoint(tmp_path, 2, state=STATE, write_models=disk_full, keep=1)
+    assert checkpoints(tmp_path) == [(1, before)]

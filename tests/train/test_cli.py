@@ -1,6 +1,10 @@
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,3 +257,121 @@ def test_the_whole_way_from_warm_start_to_evaluation(
         done = command(*arguments)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def environment_of_a_command() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_checkpoint(
+    tiny_arguments: list[str], tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = tiny_config("method=grpo", "steps=2")
+    train(config)
+    command = [sys.executable, "-m", "train", "run", *tiny_arguments, "method=grpo", "steps=4"]
+    # No file may grow beyond 64 kB: the log fits, the optimisers' states do not.
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 64; trap "" XFSZ; exec "$@"', "bash", *command],
+        cwd=tmp_path,
+        env=environment_of_a_command(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert len([line for line in full.stderr.splitlines() if line.startswith("error: ")]) == 1
+    assert [step for step, _ in checkpoints(config.folder / "checkpoints")] == [0, 2]
+    assert train(tiny_config("method=grpo", "steps=4")).step == 4
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["run", *tiny_arguments, "method=grpo", f"run_dir={tmp_path / 'file' / 'run'}"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert str(tmp_path / "file") in last
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_says_that_it_goes_on(tiny_arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "train", "run", *tiny_arguments, "method=grpo", "steps=10000"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment_of_a_command(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        give_up = time.monotonic() + 60
+        while not (tmp_path / "run" / "trajectories").exists() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert "interrupted; the same command goes on" in stderr
+
+
+def test_a_template_the_tokenizer_cannot_follow(
+    capsys: pytest.CaptureFixture[str], tiny_arguments: list[str], tmp_path: Path
+) -> None:
+    message = refused(capsys, "run", *tiny_arguments, "data.template=chat")
+    assert message.startswith("error: data.template: ")
+    assert not (tmp_path / "run").exists()
+
+
+def altered(model: Path, folder: Path, file: str, **entries: object) -> Path:
+    """A copy of a model with other entries in one of its JSON files; None takes one out."""
+    shutil.copytree(model, folder)
+    changed = json.loads((folder / file).read_text()) | entries
+    kept = {key: value for key, value in changed.items() if value is not None}
+    (folder / file).write_text(json.dumps(kept))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"vocab_size": 30}, "no model can be loaded"),
+        ({"num_attention_heads": 5}, "no model can be loaded"),
+        ({"num_hidden_layers": 3}, "layer_types"),
+        ({"model_type": "nothing"}, "no model can be loaded"),
+        # transformers would draw what is missing at random and go on.
+        ({"num_hidden_layers": 3, "layer_types": None}, "weights of a Qwen2ForCausalLM are not"),
+        ({"model_type": "bert"}, "weights of a BertLMHeadModel are not there"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_a_model_whose_parts_do_not_fit(
+    capsys: pytest.CaptureFixture[str],
+    tiny_arguments: list[str],
+    tiny_model: Path,
+    tmp_path: Path,
+    command: str,
+    entries: dict[str, object],
+    said: str,
+) -> None:
+    model = altered(tiny_model, tmp_path / "model", "config.json", **entries)
+    message = refused(capsys, command, *tiny_arguments, f"model.path={model}")
+    assert said in message
+    assert str(model) in message
+
+
+def test_a_folder_without_the_tokenizer(
+    capsys: pytest.CaptureFixture[str], tiny_arguments: list[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("tokenizer*"))
+    # transformers makes up an empty one.
+    message = refused(capsys, "eval", *tiny_arguments, "--model", str(model))
+    assert "has no tokens; does the tokenizer belong to the model?" in message
+
+
+def test_evaluation_longer_than_the_model_can_count_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny_arguments: list[str]
+) -> None:
+    message = refused(capsys, "eval", *tiny_arguments, "evaluation.max_tokens=126")
+    assert message.startswith("error: evaluation.max_tokens: ")

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from pydantic import BaseModel
 
@@ -374,3 +375,74 @@ def test_the_log_keeps_every_key_and_what_the_method_came_to() -> None:
     assert set(resolved) == set(Config.model_fields) | {"declared"}
     assert resolved["declared"]["length_adaptive_alpha"] == 1.0
     assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+
+
+# -------------------------------------------------------------- what YAML would silently make of it
+
+
+@pytest.mark.parametrize(
+    "override", ["steps=yes", "seed=true", "rollout.max_refills=off", "actor.lr=true"]
+)
+def test_yes_and_no_are_no_numbers(override: str) -> None:
+    key = override.partition("=")[0]
+    assert f"{key}: yes or no (true, false) stands where a number belongs" in refused(override)
+
+
+@pytest.mark.parametrize("value", ["yes", "true", "on"])
+def test_switches_take_yes_and_no(value: str) -> None:
+    assert load_config(None, [f"data.train.deduplicate={value}"]).data.train.deduplicate is True
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["seed: 1\nsteps: 3\nseed: 2\n", "actor: {lr: 1, lr: 2}\n", "a:\n  - b: 1\n    b: 2\n"],
+)
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"the key '\w+' stands twice(.|\n)*line \d"):
+        load_config(file)
+
+
+def test_an_override_with_a_key_twice_is_refused() -> None:
+    assert "the key 'limit' stands twice" in refused("data.train={limit: 3, limit: 4}")
+
+
+def test_anchors_and_merge_keys_are_no_repeated_keys(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    shared = (
+        "actor: &optimizer {lr: 1.0e-3, minibatches: 2}\ncritic: {<<: *optimizer, lr: 2.0e-3}\n"
+    )
+    file.write_text(
+        f"{shared}model: {{path: here}}\ndata: {{train: {{source: addition, split: rl}}}}\n"
+    )
+    config = load_config(file)
+    assert (config.critic.lr, config.critic.minibatches) == (2e-3, 2)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run_dir=''",
+        "model.path=''",
+        "model.critic_path=''",
+        "data.train.source=''",
+        "data.train.levels=[]",
+        "data.template=the problem",
+        "model.device=meta",
+        "rollout.temperature=1e-300",
+        "evaluation.temperature=1e-300",
+    ],
+)
+def test_a_value_that_only_looks_like_one_is_refused(override: str) -> None:
+    assert refused(override).startswith(f"{LAPTOP}: {override.partition('=')[0]}: ")
+
+
+def test_a_device_this_machine_lacks_is_refused_before_anything_is_loaded() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA device")
+    assert "PyTorch finds no such device on this machine" in refused("model.device=cuda:0")
+
+
+def test_the_home_folder_is_meant_by_a_tilde() -> None:
+    assert load_config(None, ["run_dir=~/runs/{method}"]).folder == Path.home() / "runs" / "cvpo"

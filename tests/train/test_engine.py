@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -630,3 +632,37 @@ def test_value_clipping_holds_back_values_that_have_moved_too_far(
         moved[clip] = not torch.equal(parameters_of(engine.critic), before)
         assert found["critic/loss"] == pytest.approx(0.5 * (1.8**2 if clip == "0.2" else 1))
     assert moved == {"0.2": False, "null": True}
+
+
+@pytest.mark.parametrize(("actor", "critic"), [("bloom", "gpt2"), ("gpt2", "bloom")])
+def test_actor_and_critic_of_two_architectures_get_each_its_own_arguments(
+    tiny_config: MakeConfig,
+    ragged_batch: MakeBatch,
+    saved_models: dict[str, str],
+    actor: str,
+    critic: str,
+    tmp_path: Path,
+) -> None:
+    # BLOOM counts positions by the mask and takes none; to GPT-2 the padding would be text.
+    torch.manual_seed(3)
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    BloomForCausalLM(BloomConfig(**shape, initializer_range=0.3)).save_pretrained(tmp_path)
+    paths = saved_models | {"bloom": str(tmp_path)}
+    placement = {"dtype": "float32", "device": "cpu"}
+    judge = load_critic(paths[critic], **placement)
+    nn.init.normal_(judge.head.weight)
+    config = tiny_config("method=ppo")
+    engine = PlainEngine(
+        config, config.declared(), actor=load_actor(paths[actor], **placement), critic=judge
+    )
+    batch = ragged_batch()
+    values, (log_probs, _) = engine.values(batch), engine.log_probs(batch)
+    for row, length in enumerate(batch.lengths.tolist()):
+        found, prompt, _ = alone(judge, batch, row)
+        twin = [found[prompt + t - 1].item() for t in range(length)]
+        assert values[row, :length].tolist() == pytest.approx(twin, abs=2e-5)
+        logits, _, ids = alone(engine.actor, batch, row)
+        chosen = [logits[prompt + t - 1].log_softmax(-1)[ids[prompt + t]] for t in range(length)]
+        assert log_probs[row, :length].tolist() == pytest.approx(
+            [x.item() for x in chosen], abs=2e-5
+        )

@@ -1,9 +1,13 @@
 """Every method end to end, three steps each."""
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cvpo import (
     ARMS,
@@ -280,3 +284,38 @@ def test_a_skipped_update_is_an_event_of_its_step(
 def test_responses_longer_than_the_model_can_count_are_refused(tiny_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match=r"need \d+ positions, the model .* has 128"):
         train(tiny_config("rollout.max_tokens=126"))
+
+
+def test_a_critic_that_does_not_know_the_actor_s_tokens_is_refused(
+    tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    small = Qwen2Config(
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path / "small")
+    config = tiny_config(f"model.critic_path={tmp_path / 'small'}")
+    with pytest.raises(ConfigError, match="knows 8 tokens, but the tokenizer writes token 16"):
+        train(config)
+    assert not config.folder.exists()
+
+
+def test_a_tokenizer_that_names_no_padding_will_do(
+    tiny_config: MakeConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(tiny_model, plain)
+    file = plain / "tokenizer_config.json"
+    named = json.loads(file.read_text())
+    del named["pad_token"]
+    file.write_text(json.dumps(named))
+    ways = {"named": tiny_model, "plain": plain}
+    for way, model in ways.items():
+        train(tiny_config("steps=2", f"model.path={model}", f"run_dir={tmp_path / way}"))
+    # What fills the batch is never read.
+    named_rows, plain_rows = (read_trajectories(tmp_path / way) for way in ways)
+    assert plain_rows.equals(named_rows)

@@ -1,5 +1,6 @@
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,3 +213,84 @@ def test_a_run_that_is_killed_again_and_again_is_the_run_in_one(
     assert process.returncode == 0, stderr.decode()
     assert kills >= 2
     assert_same_run(killed, whole)
+
+
+@pytest.mark.slow
+def test_a_second_process_is_kept_out_of_the_folder(
+    tiny_arguments: list[str], tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "train", "run", *tiny_arguments, "method=grpo", "steps=10000"]
+    first = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    config = tiny_config("method=grpo", "steps=10000")
+    try:
+        give_up = time.monotonic() + 60
+        while steps_logged(config.folder) < 5 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        with pytest.raises(ConfigError, match="another process is training there"):
+            train(config)
+        logged = steps_logged(config.folder)
+        assert first.poll() is None
+        while steps_logged(config.folder) < logged + 5 and time.monotonic() < give_up:
+            time.sleep(0.01)
+    finally:
+        first.kill()  # which frees the folder
+        first.wait()
+    # The first has lost no step by it: 0 (before the first update), 1, 2, ...
+    steps = read_metrics(config.folder)["step"].tolist()
+    assert steps == list(range(len(steps)))
+    done, _ = checkpoints(config.folder / "checkpoints")[-1]
+    assert train(tiny_config("method=grpo", f"steps={done + 1}")).step == done + 1
+
+
+def test_a_refused_run_keeps_every_row(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    lines = [f'{{"problem": "{a}+{b}=", "answer": {a + b}}}\n' for a in range(4) for b in (1, 2)]
+    problems.write_text("".join(lines))
+    overrides = ["method=grpo", f"data.train.source={problems}", "data.train.levels=null"]
+    config = tiny_config(*overrides, "data.train.limit=null", "steps=4")
+    train(config)
+    # As after a kill two steps behind the checkpoint; then the problems change.
+    _, last = checkpoints(config.folder / "checkpoints")[-1]
+    last.rename(tmp_path / "gone")
+    before = metrics_of(config.folder)
+    problems.write_text("".join(reversed(lines)))
+    with pytest.raises(ConfigError, match=r"data\.train: .*holds another problem table"):
+        train(config)
+    assert_frame_equal(metrics_of(config.folder), before)
+    assert len(read_trajectories(config.folder)) == 4 * 16
+    problems.write_text("".join(lines))
+    assert train(config).step == 4
+    assert_frame_equal(metrics_of(config.folder), before)
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "metrics.jsonl"])
+def test_a_run_that_has_lost_a_part_is_not_begun_again(
+    tiny_config: MakeConfig, tmp_path: Path, lost: str
+) -> None:
+    config = tiny_config("method=grpo", "steps=4")
+    train(config)
+    (config.folder / lost).rename(tmp_path / "lost")
+    kept = sorted(path for path in config.folder.rglob("*") if path.is_file())
+    with pytest.raises(ConfigError, match="move the folder away"):
+        train(tiny_config("method=grpo", "steps=5"))
+    assert set(kept) <= set(config.folder.rglob("*"))
+    (tmp_path / "lost").replace(config.folder / lost)
+    assert train(tiny_config("method=grpo", "steps=5")).step == 5
+    assert read_metrics(config.folder)["step"].tolist() == list(range(6))
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
+    tiny_config: MakeConfig,
+) -> None:
+    config = tiny_config("method=vapo", "steps=1")
+    train(config)
+    shutil.rmtree(config.folder / "checkpoints")
+    log = RunLog.open(config.folder)
+    log.rewind(0)
+    assert train(config).fresh
+    assert read_metrics(config.folder)["step"].tolist() == [0, 1]

@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import torch
 from cvpo import read_problems, read_scores, read_trajectories
 from cvpo.runlog import RunLogError
 from train.__main__ import main
+from train.addition import VOCABULARY
 from train.config import Config, ConfigError
 from train.loop import train
 from train.models import load_critic, load_tokenizer
@@ -112,3 +115,49 @@ def test_the_command_scores_several_runs(
     # The judge's own values, but after the last update instead of before each.
     own = read_trajectories(judge)["value_first"]
     assert not read_scores(judge, "frozen")["value_first"].equals(own)
+
+
+def test_prompts_are_asked_with_the_run_s_own_template(
+    judged: tuple[Config, Path], tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    _, critic = judged
+    template = "data.template='0{problem}'"
+    config = tiny_config("method=vapo", "steps=1", template, f"run_dir={tmp_path / 'asked'}")
+    train(config)
+    # By whoever scores it, under whatever template of his own.
+    others = tiny_config("method=grpo")
+    score(others, run=config.folder, critic=critic, name="others")
+    score(config, run=config.folder, critic=critic, name="own")
+    found = [read_scores(config.folder, name) for name in ("others", "own")]
+    assert found[0].equals(found[1])
+
+
+def copied(model: Path, folder: Path, words: list[str]) -> Path:
+    """The same weights, with the vocabulary in another order."""
+    shutil.copytree(model, folder)
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    saved["model"]["vocab"] = {word: index for index, word in enumerate(words)}
+    (folder / "tokenizer.json").write_text(json.dumps(saved))
+    return folder
+
+
+def test_another_tokenizer_than_the_run_s_is_refused(
+    judged: tuple[Config, Path], tiny_config: MakeConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    config, critic = judged
+    special, others = list(VOCABULARY[:2]), list(VOCABULARY[2:])
+    other = copied(tiny_model, tmp_path / "other", [*special, *reversed(others)])
+    with pytest.raises(ConfigError, match=r"not written by the tokenizer of model\.path"):
+        score(tiny_config(f"model.path={other}"), run=config.folder, critic=critic, name="judge")
+
+
+def test_a_critic_of_a_smaller_vocabulary_is_refused(
+    judged: tuple[Config, Path], tmp_path: Path
+) -> None:
+    config, critic = judged
+    small = load_critic(str(critic / "critic"), dtype="float32", device="cpu")
+    small.trunk.resize_token_embeddings(8)
+    (tmp_path / "small").mkdir()
+    small.save(tmp_path / "small")
+    with pytest.raises(ConfigError, match="knows 8 tokens, but the tokenizer writes token"):
+        score(config, run=config.folder, critic=tmp_path / "small", name="judge")
