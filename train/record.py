@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cvpo import RunLog, explained_variance, gae, terminal_rewards
 from cvpo.metrics import calibration, group_outcomes
-from train.config import Config
+from train.config import Config, ConfigError
 from train.evaluate import summarize
 from train.rollout.batch import Batch
 from train.seeds import generator_of
@@ -61,6 +61,9 @@ class Recorder:
             tokenizer: Names vocabulary entries.
             phases: The step's stopwatch.
             devices: Devices whose time a second of the run costs.
+
+        Raises:
+            ConfigError: TensorBoard is asked for and not installed.
         """
         self.log, self.config, self.tokenizer, self.phases = log, config, tokenizer, phases
         self.devices = devices
@@ -68,8 +71,10 @@ class Recorder:
         self._charged = 0.0
         self._board: Any = None
         if config.log.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(f"log.tensorboard: {error}; install it, or say false") from error
             step = -1 if log.last_step is None else log.last_step
             self._board = SummaryWriter(str(Path(log.path) / "tensorboard"), purge_step=step + 1)
 

@@ -350,7 +350,7 @@ def claimed(folder: Path) -> TextIO:
     """An open file that keeps other processes out of the folder until this one ends, or closes it.
 
     Raises:
-        ConfigError: Another process is training in the folder.
+        ConfigError: Another process is writing there: a run that trains, or a scoring.
     """
     claim = (folder / ".lock").open("w")
     try:
@@ -358,7 +358,7 @@ def claimed(folder: Path) -> TextIO:
     except (BlockingIOError, PermissionError):
         claim.close()
         raise ConfigError(
-            f"run_dir {folder}: another process is training there; wait for it, end it, or set "
+            f"run_dir {folder}: another process is writing there; wait for it, end it, or set "
             "run_dir to a new folder"
         ) from None
     return claim

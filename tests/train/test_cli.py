@@ -375,3 +375,14 @@ def test_evaluation_longer_than_the_model_can_count_is_refused(
 ) -> None:
     message = refused(capsys, "eval", *tiny_arguments, "evaluation.max_tokens=126")
     assert message.startswith("error: evaluation.max_tokens: ")
+
+
+def test_tensorboard_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str],
+    tiny_arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    message = refused(capsys, "run", *tiny_arguments, "method=grpo", "log.tensorboard=true")
+    assert message.startswith("error: log.tensorboard: ")
+    assert main(["run", *tiny_arguments, "method=grpo", "steps=1", "log.tensorboard=false"]) == 0

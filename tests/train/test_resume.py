@@ -231,7 +231,7 @@ def test_a_second_process_is_kept_out_of_the_folder(
         give_up = time.monotonic() + 60
         while steps_logged(config.folder) < 5 and time.monotonic() < give_up:
             time.sleep(0.01)
-        with pytest.raises(ConfigError, match="another process is training there"):
+        with pytest.raises(ConfigError, match="another process is writing there"):
             train(config)
         logged = steps_logged(config.folder)
         assert first.poll() is None
