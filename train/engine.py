@@ -7,11 +7,9 @@ loss is divided by counts of the whole optimiser batch (`cvpo.loss`).
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +28,8 @@ from cvpo import (
     value_loss,
 )
 from train.config import Config, Optimizer
-from train.models import Critic, position_ids
+from train.models import Critic, ModelError
+from train.passes import all_log_probs, all_values, log_probs_of, parts, values_of
 from train.rollout.batch import Batch
 from train.seeds import generator_of
 
@@ -96,15 +95,17 @@ class PlainEngine:
     @torch.no_grad()
     def log_probs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """As `Engine.log_probs`."""
-        return self._log_probs(self.actor, batch)
+        return all_log_probs(
+            self.actor,
+            batch,
+            temperature=self.config.rollout.temperature,
+            budget=self._budget,
+        )
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Float[Tensor, "B T"]:
         """As `Engine.values`."""
-        values = torch.zeros(batch.response_mask.shape)
-        for part in self._parts(batch, torch.arange(len(batch))):
-            values[part.rows, : part.width] = self._values(part).cpu()
-        return values
+        return all_values(self._fitted(), batch, budget=self._budget)
 
     def update_critic(
         self,
@@ -115,15 +116,14 @@ class PlainEngine:
         passes: int,
     ) -> dict[str, float]:
         """As `Engine.update_critic`."""
-        if self.critic is None or self.critic_optimizer is None:
-            raise RuntimeError(f"{self.method.name} has no critic to update")
-        settings = self.config.critic
+        critic, settings = self._fitted(), self.config.critic
+        assert self.critic_optimizer is not None
         sums: dict[str, float] = defaultdict(float)
         for rows in self._minibatches("critic", len(batch), settings, passes):
             counts = self._counts(batch, rows)
-            for part in self._parts(batch, rows):
+            for part in parts(batch, rows, budget=self._budget, device=self.device):
                 loss = value_loss(
-                    self._values(part),
+                    values_of(critic, part),
                     part.of(returns),
                     part.response_mask,
                     counts=counts,
@@ -132,7 +132,7 @@ class PlainEngine:
                 )
                 loss.backward()
                 sums["loss"] += loss.item()
-            self._optimizer_step(self.critic, self.critic_optimizer, settings, sums)
+            self._optimizer_step(critic, self.critic_optimizer, settings, sums)
         return {
             "critic/loss": sums["loss"] / max(sums["updates"], 1),
             "critic/grad_norm": sums["grad_norm"] / max(sums["updates"], 1),
@@ -145,16 +145,22 @@ class PlainEngine:
     ) -> dict[str, float]:
         """As `Engine.update_actor`."""
         method, settings, algorithm = self.method, self.config.actor, self.config.algorithm
-        reference = None
+        temperature, reference = self.config.rollout.temperature, None
         if self.reference is not None:
-            with torch.no_grad():
-                reference, _ = self._log_probs(self.reference, batch)
+            reference, _ = all_log_probs(
+                self.reference, batch, temperature=temperature, budget=self._budget
+            )
         sums: dict[str, float] = defaultdict(float)
         for rows in self._minibatches("actor", len(batch), settings, settings.passes):
             counts = self._counts(batch, rows)
             lm_tokens = (batch.correct * batch.lengths)[rows].sum().item()
-            for part in self._parts(batch, rows):
-                log_probs, entropy = self._forward(self.actor, part)
+            for part in parts(batch, rows, budget=self._budget, device=self.device):
+                log_probs, entropy = log_probs_of(
+                    self.actor,
+                    part,
+                    temperature=temperature,
+                    entropy_gradient=algorithm.entropy_coefficient > 0,
+                )
                 old, A = part.of(old_log_probs), part.of(advantages)
                 loss = policy_loss(
                     log_probs,
@@ -225,6 +231,7 @@ class PlainEngine:
         state: dict[str, Any] = {
             "counters": self.counters,
             "actor_optimizer": self.actor_optimizer.state_dict(),
+            "reference": _fingerprint(self.reference),
         }
         if self.critic is not None and self.critic_optimizer is not None:
             self.critic.save(folder / "critic")
@@ -234,10 +241,24 @@ class PlainEngine:
     def load(self, folder: Path) -> None:
         """Restores optimisers and counters; the models are built from the folder already."""
         state = torch.load(folder / "optimizers.pt", weights_only=True)
+        if state["reference"] != _fingerprint(self.reference):
+            raise ModelError(
+                f"model.path {self.config.model.path}: is not the model that the run's KL loss "
+                "started from; put that one back"
+            )
         self.counters = state["counters"]
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         if self.critic_optimizer is not None:
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+    @property
+    def _budget(self) -> int:
+        return self.config.engine.micro_batch_tokens
+
+    def _fitted(self) -> Critic:
+        if self.critic is None:
+            raise RuntimeError(f"{self.method.name} has no critic")
+        return self.critic
 
     def _minibatches(
         self, name: str, size: int, settings: Optimizer, passes: int
@@ -279,107 +300,12 @@ class PlainEngine:
             sums["skipped"] += 1
         optimizer.zero_grad(set_to_none=True)
 
-    def _parts(self, batch: Batch, rows: Int[Tensor, " rows"]) -> Iterator[Part]:
-        """Cuts rows into micro-batches of similar length, within the slot budget."""
-        prompt_lengths = batch.attention_mask[:, : batch.prompt_width].sum(1)
-        lengths = batch.lengths
-        order = rows[torch.argsort(prompt_lengths[rows] + lengths[rows])]
-        budget = self.config.engine.micro_batch_tokens
-        chosen: list[int] = []
-        widest_prompt = widest_response = 0
-        for row in order.tolist():
-            prompt = max(widest_prompt, int(prompt_lengths[row]))
-            response = max(widest_response, int(lengths[row]))
-            if chosen and (len(chosen) + 1) * (prompt + response) > budget:
-                yield Part.cut(batch, chosen, widest_prompt, widest_response, self.device)
-                chosen, prompt, response = [], int(prompt_lengths[row]), int(lengths[row])
-            chosen.append(row)
-            widest_prompt, widest_response = prompt, response
-        if chosen:
-            yield Part.cut(batch, chosen, widest_prompt, widest_response, self.device)
 
-    def _log_probs(
-        self, model: PreTrainedModel, batch: Batch
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        log_probs = torch.zeros(batch.response_mask.shape)
-        entropies = torch.zeros(batch.response_mask.shape)
-        for part in self._parts(batch, torch.arange(len(batch))):
-            found, entropy = self._forward(model, part)
-            log_probs[part.rows, : part.width] = found.cpu()
-            entropies[part.rows, : part.width] = entropy.cpu()
-        return log_probs, entropies
-
-    def _forward(
-        self, model: PreTrainedModel, part: Part
-    ) -> tuple[Float[Tensor, "b w"], Float[Tensor, "b w"]]:
-        """log pi(token) and entropy at the response slots, at the rollouts' temperature."""
-        inputs = part.inputs(model)
-        logits = model(**inputs, use_cache=False).logits[:, -part.width - 1 : -1].float()
-        logits = logits / self.config.rollout.temperature
-        normalizer = logits.logsumexp(-1)
-        chosen = logits.gather(-1, part.response_ids[..., None]).squeeze(-1)
-        # Without an entropy bonus the entropy is watched, not trained: no gradient, less memory.
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled() and self.config.algorithm.entropy_coefficient > 0
-        ):
-            entropy = normalizer - (logits.softmax(-1) * logits).sum(-1)
-        return chosen - normalizer, entropy
-
-    def _values(self, part: Part) -> Float[Tensor, "b w"]:
-        """V before each response token: read where the token before it stands."""
-        assert self.critic is not None
-        values: Tensor = self.critic(**part.inputs(self.critic.trunk), use_cache=False)
-        return values[:, -part.width - 1 : -1]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A micro-batch on the device: b rows, their padding trimmed to w response slots."""
-
-    rows: Int[Tensor, " b"]
-    width: int
-    input_ids: Int[Tensor, "b L"]
-    attention_mask: Int[Tensor, "b L"]
-    response_mask: Tensor
-
-    @classmethod
-    def cut(
-        cls, batch: Batch, rows: list[int], prompt: int, response: int, device: torch.device
-    ) -> Part:
-        """These rows, with only so many prompt and response slots as the longest needs."""
-        P, width = batch.prompt_width, max(response, 1)
-        columns = slice(P - prompt, P + width)
-        index = torch.tensor(rows)
-        return cls(
-            rows=index,
-            width=width,
-            input_ids=batch.input_ids[index, columns].to(device),
-            attention_mask=batch.attention_mask[index, columns].to(device),
-            response_mask=batch.response_mask[index, :width].to(device),
-        )
-
-    @property
-    def response_ids(self) -> Int[Tensor, "b w"]:
-        """The tokens whose probabilities are asked for."""
-        return self.input_ids[:, -self.width :]
-
-    def of(self, x: Tensor) -> Tensor:
-        """These rows of a tensor [B] or [B, T], trimmed, on the device."""
-        x = x[self.rows]
-        return (x if x.ndim == 1 else x[:, : self.width]).to(self.input_ids.device)
-
-    def inputs(self, model: PreTrainedModel) -> dict[str, Any]:
-        """The arguments of a model's forward pass, those that it knows."""
-        accepted = inspect.signature(model.forward).parameters
-        inputs: dict[str, Any] = {
-            "input_ids": self.input_ids,
-            "attention_mask": self.attention_mask,
-        }
-        if "position_ids" in accepted:
-            inputs["position_ids"] = position_ids(self.attention_mask)
-        if "logits_to_keep" in accepted:
-            inputs["logits_to_keep"] = self.width + 1
-        return inputs
+def _fingerprint(model: nn.Module | None) -> float | None:
+    """Tells one frozen model from another; the same on every load of the same weights."""
+    if model is None:
+        return None
+    return sum(weight.double().abs().sum().item() for weight in model.parameters())
 
 
 def _adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
@@ -389,3 +315,7 @@ def _adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
         betas=settings.betas,
         weight_decay=settings.weight_decay,
     )
+
+
+ENGINES = {"plain": PlainEngine}
+"""`engine.kind` -> the engine."""

@@ -50,8 +50,6 @@ class Recorder:
         config: Config,
         tokenizer: PreTrainedTokenizerBase,
         phases: Phases,
-        *,
-        devices: int = 1,
     ) -> None:
         """Opens TensorBoard behind the log's last step.
 
@@ -60,13 +58,11 @@ class Recorder:
             config: The run's.
             tokenizer: Names vocabulary entries.
             phases: The step's stopwatch.
-            devices: Devices whose time a second of the run costs.
 
         Raises:
             ConfigError: TensorBoard is asked for and not installed.
         """
         self.log, self.config, self.tokenizer, self.phases = log, config, tokenizer, phases
-        self.devices = devices
         self.totals = Totals()
         self._charged = 0.0
         self._board: Any = None
@@ -91,7 +87,7 @@ class Recorder:
         """Counts a batch's tokens and the seconds since the last call as cost of the run."""
         self.totals.tokens += batch.generated_tokens
         seconds = self.phases.training_seconds()
-        self.totals.device_seconds += (seconds - self._charged) * self.devices
+        self.totals.device_seconds += seconds - self._charged
         self._charged = seconds
 
     def scalars(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from tqdm import trange
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cvpo import SAMPLERS, Method, RunLog, explained_variance
-from cvpo.runlog import RunLogError, read_run
+from cvpo import SAMPLERS, Method, explained_variance
 from train.checkpoint import CheckpointError, checkpoints, load_state, save_checkpoint
 from train.config import Config, ConfigError
-from train.data import Problem, problem_table
-from train.engine import Engine, PlainEngine
+from train.engine import ENGINES, Engine
 from train.evaluate import Benchmark, evaluate, load_benchmarks
+from train.folder import open_log
 from train.models import (
+    ModelError,
     end_of_sequence,
     load_actor,
     load_critic,
@@ -29,16 +27,13 @@ from train.models import (
     vocabulary_of,
 )
 from train.record import Recorder, monte_carlo_returns
-from train.rollout.backend import Backend, TransformersBackend
+from train.rollout.backend import BACKENDS, TransformersBackend
+from train.rollout.batch import ungraded
 from train.rollout.collect import Collector
 from train.seeds import seed_of
 from train.sources import problems_from, prompts_of
 from train.timing import Phases
 from train.weigh import Weigher
-
-MAY_CHANGE = {"steps", "run_dir", "evaluation", "checkpoints", "log", "engine", "warmstart"}
-"""Sections that a resumed run may set anew: none of them changes what is trained. (Other threads or
-micro-batches change the rounding, so the resumed run is then equal up to that.)"""
 
 
 class Run:
@@ -91,7 +86,7 @@ class Run:
         )
         self.weigher = Weigher(config, self.method, num_prompts=len(problems), phases=self.phases)
         # Nothing is written before everything above has been found in order.
-        log, self._claim = _open_log(config, problems, self.step if checkpoint else -1)
+        log, self._claim = open_log(config, problems, self.step if checkpoint else -1)
         self.recorder = Recorder(log, config, self.tokenizer, self.phases)
         self.fresh = checkpoint is None
         if state is not None:
@@ -251,7 +246,7 @@ def load_policy(
     """A rollout backend with the weights at a path, and the padding token."""
     model = load_actor(path, dtype=config.model.dtype, device=config.model.device)
     pad_id = padding_of(model, tokenizer)
-    backend = TransformersBackend(
+    backend = BACKENDS[config.rollout.backend](
         model,
         end_tokens=end_of_sequence(model, tokenizer),
         pad_id=pad_id,
@@ -272,7 +267,7 @@ def _models(
     *,
     prompts: Sequence[Sequence[int]],
     held_out: Sequence[Sequence[int]],
-) -> tuple[Engine, Backend, int]:
+) -> tuple[Engine, TransformersBackend, int]:
     start, placement = config.model.path, config.model.model_dump(include={"dtype", "device"})
     path = _actor_path(config, checkpoint)
     actor = load_actor(path, **placement)
@@ -291,96 +286,34 @@ def _models(
     reference = None
     if config.algorithm.kl_coefficient:
         reference = load_actor(start, **placement).requires_grad_(False)
-    engine = PlainEngine(config, method, actor=actor, critic=critic, reference=reference)
+    engine = ENGINES[config.engine.kind](
+        config, method, actor=actor, critic=critic, reference=reference
+    )
     if checkpoint:
         engine.load(checkpoint)
     backend, pad_id = load_policy(config, tokenizer, path)
+    require_indifference_to_padding(engine, prompts[0], pad_id=pad_id, name=path)
     return engine, backend, pad_id
 
 
-def _open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog, TextIO]:
-    """A new log, or the run's own, rewound to a step (-1: to its very beginning), and its claim."""
-    folder, resolved = config.folder, config.resolved()
-    table = problem_table(problems)
-    table["level"] = [None if level is None else str(level) for level in table["level"]]
-    if not (folder / "run.yaml").exists():
-        if step >= 0:
-            raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            claim = claimed(folder)
-            log = RunLog.create(
-                folder,
-                config=resolved,
-                seed=config.seed,
-                method=config.method,
-                verifier=config.verifier,
-            )
-        except FileExistsError as error:
-            raise ConfigError(f"run_dir {error}") from error
-    else:
-        changed = _differences(read_run(folder)["config"], resolved)
-        if changed:
-            raise ConfigError(
-                f"run_dir {folder}: holds a run of another configuration; {changed[0]}. Set "
-                "run_dir to a new folder, or give the run its own configuration again"
-            )
-        claim = claimed(folder)
-        log = RunLog.open(folder)
-        last = -1 if log.last_step is None else log.last_step
-        if last < step:
-            raise ConfigError(
-                f"run_dir {folder}: metrics.jsonl has lost its rows up to the checkpoint of step "
-                f"{step}; put it back, or move the folder away"
-            )
-        if step < 0 < last:  # step 0 alone may lack its checkpoint: a kill came between
-            raise ConfigError(
-                f"run_dir {folder}: holds a run of {last} steps and no checkpoint to go on from, "
-                "and starting again would erase it; put checkpoints back, or move the folder away"
-            )
-    try:
-        log.problems(table)
-    except (RunLogError, FileExistsError) as error:
-        raise ConfigError(f"data.train: {error}") from error
-    log.rewind(step)  # last: a refused run keeps every row
-    return log, claim
+def require_indifference_to_padding(
+    engine: Engine, prompt: Sequence[int], *, pad_id: int, name: str
+) -> None:
+    """Says so where a model reads a prompt otherwise if padding stands before it.
 
-
-def claimed(folder: Path) -> TextIO:
-    """An open file that keeps other processes out of the folder until this one ends, or closes it.
+    Rollouts and updates pad prompts on the left. A model with learned positions that takes neither
+    `position_ids` nor counts the attention mask would be trained on wrong numbers in silence.
 
     Raises:
-        ConfigError: Another process is writing there: a run that trains, or a scoring.
+        ModelError: The log-probabilities of one response differ with and without padding.
     """
-    claim = (folder / ".lock").open("w")
-    try:
-        fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        claim.close()
-        raise ConfigError(
-            f"run_dir {folder}: another process is writing there; wait for it, end it, or set "
-            "run_dir to a new folder"
-        ) from None
-    return claim
-
-
-def _differences(before: Any, now: dict[str, Any]) -> list[str]:
-    # Through JSON, so that a tuple equals the list that it was written as.
-    before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
-    # What the method came to follows from the keys: it is named only where nothing else differs.
-    sections = sorted(
-        (before.keys() | now.keys()) - MAY_CHANGE, key=lambda name: (name == "declared", name)
-    )
-    return [
-        line
-        for section in sections
-        for line in _changes(section, before.get(section), now.get(section))
-    ]
-
-
-def _changes(key: str, before: Any, now: Any) -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in sorted(before.keys() | now.keys()):
-            yield from _changes(f"{key}.{name}", before.get(name), now.get(name))
-    elif before != now:
-        yield f"{key} was {before}, now {now}"
+    tokens = list(prompt[:4])
+    alone = ungraded([tokens], [tokens], pad_id=pad_id)
+    beside = ungraded([tokens, [*tokens, *tokens[:3]]], [tokens, tokens], pad_id=pad_id)
+    (plain, _), (padded, _) = engine.log_probs(alone), engine.log_probs(beside)
+    gap = (plain[0] - padded[0]).abs().max().item()
+    if not gap < 1e-3:
+        raise ModelError(
+            f"model.path {name}: its log-probabilities change by {gap:.3g} when padding stands "
+            "before a prompt; it cannot be trained on prompts of different lengths"
+        )

@@ -6,6 +6,7 @@ the responses differ and how the critics do. Under one critic only the responses
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,10 +17,11 @@ from cvpo import RunLog, read_problems, read_run, trajectory_std
 from cvpo.runlog import RunLogError, list_steps, read_trajectories
 from train.config import Config, ConfigError
 from train.data import render_prompt
-from train.engine import PlainEngine
-from train.models import load_actor, load_critic, load_tokenizer, text_of
-from train.rollout.batch import Batch, Responses, pad
-from train.run import claimed, require_room, require_warm_start
+from train.folder import claimed
+from train.models import load_critic, load_tokenizer, text_of
+from train.passes import all_values
+from train.rollout.batch import Batch, ungraded
+from train.run import require_room, require_warm_start
 
 
 def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
@@ -47,12 +49,6 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
     placement = config.model.model_dump(include={"dtype", "device"})
     tokenizer = load_tokenizer(config.model.path)
     judge = load_critic(str(folder), **placement)
-    engine = PlainEngine(
-        config,
-        config.declared(),
-        actor=load_actor(config.model.path, **placement),
-        critic=judge,
-    )
     texts = read_problems(run, columns=["prompt_id", "text"])
     template = read_run(run)["config"].get("data", {}).get("template", config.data.template)
     try:
@@ -75,7 +71,8 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
             read = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
             states = [ids[here].tolist() for ids, here in read]
             require_room(judge.trunk, states, max_tokens=0, key=f"{run}, step {step}")
-            values, mask = engine.values(batch), batch.response_mask
+            values = all_values(judge, batch, budget=config.engine.micro_batch_tokens)
+            mask = batch.response_mask
             log.scores(
                 name,
                 step,
@@ -109,19 +106,9 @@ def _logged(
             f"{run}: step {step} was not written by the tokenizer of model.path; set model.path to "
             "the model that the run started from"
         )
-    B = len(rows)
-    unknown = torch.zeros(B)
-    responses = Responses(tokens, [[0.0] * len(t) for t in tokens], [False] * B, version=0)
-    return Batch(
+    batch = ungraded([prompts[prompt] for prompt in rows["prompt_id"]], tokens, pad_id=0)
+    return replace(
+        batch,
         prompt_id=torch.tensor(rows["prompt_id"].tolist()),
         sample=torch.tensor(rows["sample"].tolist()),
-        **pad([prompts[prompt] for prompt in rows["prompt_id"]], responses, pad_id=0),
-        truncated=torch.zeros(B, dtype=torch.bool),
-        correct=unknown,
-        reward=unknown,
-        responses=[""] * B,
-        answers=[None] * B,
-        version=0,
-        observed={},
-        generated_tokens=0,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import BartConfig, BartForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from cvpo import (
     ARMS,
@@ -27,7 +27,7 @@ from cvpo.runlog import COLUMNS, METRICS
 from train.addition import problems
 from train.config import Config, ConfigError
 from train.loop import train
-from train.models import load_actor, load_critic
+from train.models import ModelError, load_actor, load_critic, load_tokenizer
 
 MakeConfig = Callable[..., Config]
 
@@ -319,3 +319,46 @@ def test_a_tokenizer_that_names_no_padding_will_do(
     # What fills the batch is never read.
     named_rows, plain_rows = (read_trajectories(tmp_path / way) for way in ways)
     assert plain_rows.equals(named_rows)
+
+
+def test_a_model_that_misreads_padded_prompts_is_refused(
+    tiny_config: MakeConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    # Learned positions, counted from the first slot whatever stands there; no position_ids.
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer(str(tiny_model))
+    model = BartForCausalLM(
+        BartConfig(
+            vocab_size=len(tokenizer),
+            d_model=16,
+            decoder_layers=1,
+            decoder_attention_heads=2,
+            decoder_ffn_dim=32,
+            max_position_embeddings=128,
+            init_std=0.5,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            is_decoder=True,
+            is_encoder_decoder=False,
+        )
+    )
+    model.save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    with pytest.raises(ModelError, match="when padding stands before a prompt"):
+        train(tiny_config("method=grpo", f"model.path={tmp_path / 'bart'}"))
+
+
+def test_a_kl_reference_that_has_changed_is_refused_on_resume(
+    tiny_config: MakeConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(tiny_model, start)
+    settings = ("method=grpo", "algorithm.kl_coefficient=0.1", f"model.path={start}")
+    train(tiny_config(*settings, "steps=1"))
+    assert train(tiny_config(*settings, "steps=2")).step == 2
+    model = load_actor(str(start), dtype="float32", device="cpu")
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.01)
+    model.save_pretrained(start)
+    with pytest.raises(ModelError, match="is not the model that the run's KL loss started from"):
+        train(tiny_config(*settings, "steps=3"))

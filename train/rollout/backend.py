@@ -153,3 +153,7 @@ class _SeededChoice(LogitsProcessor):
         choice = torch.searchsorted(cdf, threshold, right=True)
         self.log_probs.append(scores.log_softmax(-1).gather(-1, choice).squeeze(-1))
         return torch.full_like(scores, -torch.inf).scatter_(-1, choice, 0.0)
+
+
+BACKENDS = {"transformers": TransformersBackend}
+"""`rollout.backend` -> the backend."""

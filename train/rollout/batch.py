@@ -100,3 +100,29 @@ def pad(
         "response_mask": attention_mask[:, P:].bool(),
         "behaviour_log_probs": log_probs,
     }
+
+
+def ungraded(
+    prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], *, pad_id: int
+) -> Batch:
+    """A batch of given tokens that nobody has graded, for passes that read tokens alone."""
+    B = len(prompts)
+    responses = Responses(
+        tokens=[list(row) for row in tokens],
+        log_probs=[[0.0] * len(row) for row in tokens],
+        truncated=[False] * B,
+        version=0,
+    )
+    return Batch(
+        prompt_id=torch.zeros(B, dtype=torch.int64),
+        sample=torch.arange(B),
+        **pad(prompts, responses, pad_id=pad_id),
+        truncated=torch.zeros(B, dtype=torch.bool),
+        correct=torch.zeros(B),
+        reward=torch.zeros(B),
+        responses=[""] * B,
+        answers=[None] * B,
+        version=0,
+        observed={},
+        generated_tokens=0,
+    )
