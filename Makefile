@@ -50,7 +50,7 @@ test-fast: install  ## The tests that take seconds
 	$(PYTEST) -m 'not slow'
 
 test-core: $(CORE)/.installed  ## The method alone, with torch, NumPy, jaxtyping, pytest, hypothesis
-	OMP_NUM_THREADS=2 $(CORE)/bin/python -m pytest -q -p no:cacheprovider -m 'not slow' $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -q -p no:cacheprovider -m 'not slow' $(CORE_TESTS)
 
 $(CORE)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(CORE)

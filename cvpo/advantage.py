@@ -74,7 +74,7 @@ def gae(
     mask = response_mask.bool()
     if B * T == 0:
         empty = (rewards + values).to(dtype)
-        return empty, empty
+        return empty, empty.clone()
     advantages = torch.empty(B, T, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)
     decay = gamma * (lam.to(values.device, dtype) if isinstance(lam, Tensor) else lam)

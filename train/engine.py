@@ -92,7 +92,6 @@ class PlainEngine:
         # Calls of update_actor and update_critic so far: they set the learning rate and the order.
         self.counters = {"actor": 0, "critic": 0}
 
-    @torch.no_grad()
     def log_probs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """As `Engine.log_probs`."""
         return all_log_probs(
@@ -102,7 +101,6 @@ class PlainEngine:
             budget=self._budget,
         )
 
-    @torch.no_grad()
     def values(self, batch: Batch) -> Float[Tensor, "B T"]:
         """As `Engine.values`."""
         return all_values(self._fitted(), batch, budget=self._budget)
@@ -116,10 +114,10 @@ class PlainEngine:
         passes: int,
     ) -> dict[str, float]:
         """As `Engine.update_critic`."""
-        critic, settings = self._fitted(), self.config.critic
-        assert self.critic_optimizer is not None
+        critic, settings, optimizer = self._fitted(), self.config.critic, self.critic_optimizer
+        assert optimizer is not None
         sums: dict[str, float] = defaultdict(float)
-        for rows in self._minibatches("critic", len(batch), settings, passes):
+        for rows in self._minibatches("critic", optimizer, len(batch), settings, passes):
             counts = self._counts(batch, rows)
             for part in parts(batch, rows, budget=self._budget, device=self.device):
                 loss = value_loss(
@@ -132,11 +130,11 @@ class PlainEngine:
                 )
                 loss.backward()
                 sums["loss"] += loss.item()
-            self._optimizer_step(critic, self.critic_optimizer, settings, sums)
+            self._optimizer_step(critic, optimizer, settings, sums)
         return {
             "critic/loss": sums["loss"] / max(sums["updates"], 1),
             "critic/grad_norm": sums["grad_norm"] / max(sums["updates"], 1),
-            "critic/lr": self.critic_optimizer.param_groups[0]["lr"],
+            "critic/lr": optimizer.param_groups[0]["lr"],
             "critic/skipped_updates": sums["skipped"],
         }
 
@@ -145,13 +143,14 @@ class PlainEngine:
     ) -> dict[str, float]:
         """As `Engine.update_actor`."""
         method, settings, algorithm = self.method, self.config.actor, self.config.algorithm
-        temperature, reference = self.config.rollout.temperature, None
+        temperature, optimizer = self.config.rollout.temperature, self.actor_optimizer
+        reference = None
         if self.reference is not None:
             reference, _ = all_log_probs(
                 self.reference, batch, temperature=temperature, budget=self._budget
             )
         sums: dict[str, float] = defaultdict(float)
-        for rows in self._minibatches("actor", len(batch), settings, settings.passes):
+        for rows in self._minibatches("actor", optimizer, len(batch), settings, settings.passes):
             counts = self._counts(batch, rows)
             lm_tokens = (batch.correct * batch.lengths)[rows].sum().item()
             for part in parts(batch, rows, budget=self._budget, device=self.device):
@@ -202,7 +201,7 @@ class PlainEngine:
                     clip_high=method.clip_high,
                 ).items():
                     sums[name] += value
-            self._optimizer_step(self.actor, self.actor_optimizer, settings, sums)
+            self._optimizer_step(self.actor, optimizer, settings, sums)
         tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
         metrics = {
             "policy/loss": sums["policy"] / updates,
@@ -211,7 +210,7 @@ class PlainEngine:
             "policy/update_kl": sums["kl"] / tokens,
             "policy/ratio_ess": sums["ratio"] ** 2 / (sums["ratio_square"] * tokens or math.nan),
             "policy/grad_norm": sums["grad_norm"] / updates,
-            "policy/lr": self.actor_optimizer.param_groups[0]["lr"],
+            "policy/lr": optimizer.param_groups[0]["lr"],
             "policy/skipped_updates": sums["skipped"],
         }
         if method.lm_coefficient:
@@ -261,12 +260,15 @@ class PlainEngine:
         return self.critic
 
     def _minibatches(
-        self, name: str, size: int, settings: Optimizer, passes: int
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        size: int,
+        settings: Optimizer,
+        passes: int,
     ) -> Iterator[Int[Tensor, " rows"]]:
-        """The rows of each optimiser batch; a new random order in each pass."""
+        """The rows of each optimiser batch, a new random order in each pass; sets the rate too."""
         count = self.counters[name]
-        optimizer = self.actor_optimizer if name == "actor" else self.critic_optimizer
-        assert optimizer is not None
         for group in optimizer.param_groups:
             warmup = settings.warmup_steps
             group["lr"] = settings.lr * (min(1.0, (count + 1) / warmup) if warmup else 1.0)

@@ -170,6 +170,7 @@ class Run:
                     "collector": self.collector.state_dict(),
                     "weigher": self.weigher.state_dict(),
                     "totals": [totals.device_seconds, totals.tokens],
+                    # Nothing of ours draws from it, but a model's forward pass may.
                     "torch_rng": torch.get_rng_state(),
                 },
                 write_models=self._write_models,

@@ -10,7 +10,7 @@ from train.config import Config, Sampling
 from train.engine import PlainEngine
 from train.models import end_of_sequence, load_actor, load_tokenizer
 from train.rollout.backend import TransformersBackend, _SeededChoice
-from train.rollout.batch import Batch, Responses, pad
+from train.rollout.batch import Responses, pad, ungraded
 
 MakeConfig = Callable[..., Config]
 Loaded = Callable[..., TransformersBackend]
@@ -174,22 +174,10 @@ def test_log_probs_are_those_the_trainer_computes(
         actor=load_actor(str(tiny_model), dtype="float32", device="cpu"),
         critic=None,
     )
-    B = len(responses.tokens)
-    batch = Batch(
-        prompt_id=torch.zeros(B, dtype=torch.long),
-        sample=torch.arange(B),
-        **pad(PROMPTS * 4, responses, pad_id=0),
-        truncated=torch.tensor(responses.truncated),
-        correct=torch.zeros(B),
-        reward=torch.zeros(B),
-        responses=[""] * B,
-        answers=[None] * B,
-        version=0,
-        observed={},
-        generated_tokens=0,
-    )
+    batch = ungraded(PROMPTS * 4, responses.tokens, pad_id=0)
+    behaviour = pad(PROMPTS * 4, responses, pad_id=0)["behaviour_log_probs"]
     log_probs, _ = engine.log_probs(batch)
-    gap = (log_probs - batch.behaviour_log_probs)[batch.response_mask].abs()
+    gap = (log_probs - behaviour)[batch.response_mask].abs()
     assert gap.max() < 1e-5
 
 
