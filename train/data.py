@@ -343,11 +343,13 @@ def render_prompt(text: str, *, template: str, tokenizer: "PreTrainedTokenizerBa
 
 
 def problem_table(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """The columns of the run log's `problems.parquet`."""
-    return {
+    """The columns of the run log's `problems.parquet`, where a level is the source's own label."""
+    table: dict[str, list[Any]] = {
         field.name: [getattr(problem, field.name) for problem in problems]
         for field in fields(Problem)
     }
+    table["level"] = [None if level is None else str(level) for level in table["level"]]
+    return table
 
 
 def _encode(content: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:

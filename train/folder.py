@@ -22,7 +22,6 @@ def open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog
     """A new log, or the run's own, rewound to a step (-1: to its very beginning), and its claim."""
     folder, resolved = config.folder, config.resolved()
     table = problem_table(problems)
-    table["level"] = [None if level is None else str(level) for level in table["level"]]
     if not (folder / "run.yaml").exists():
         if step >= 0:
             raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")

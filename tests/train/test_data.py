@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -568,6 +569,8 @@ def test_problem_table_has_the_run_logs_columns() -> None:
     ]  # fmt: skip
     assert table["prompt_id"] == [0, 1]
     assert table["gold"] == ["1", "2"]
+    graded = replace(problem("P", "1", 0), level=5)
+    assert problem_table([graded, replace(graded, level=None)])["level"] == ["5", None]
     assert list(problem_table([])) == list(table)
 
 
