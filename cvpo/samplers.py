@@ -24,6 +24,7 @@ class Feedback:
     trials: Float[Tensor, " M"]
     successes: Float[Tensor, " M"]
     mean_abs_advantage: Float[Tensor, " M"]
+    """Of the group's trajectories; for a discarded group 0, or NaN where a critic would say it."""
     value_first: Float[Tensor, " M"] | None = None
     """The critic's V(s_0), where there is a critic."""
 

@@ -279,8 +279,8 @@ def test_the_sampler_is_told_of_every_group(make_run: MakeRun) -> None:
     assert told.value_first is not None
     for prompt in range(16):
         rows = (batch.prompt_id == prompt).nonzero().flatten().tolist()
-        if not rows:  # discarded: its advantages would have been 0, its V(s_0) is not known
-            assert told.mean_abs_advantage[prompt] == 0
+        if not rows:  # discarded: no critic was asked
+            assert told.mean_abs_advantage[prompt].isnan()
             assert told.value_first[prompt].isnan()
             continue
         size = [advantages[row][batch.response_mask[row]].abs().mean().item() for row in rows]
@@ -290,8 +290,13 @@ def test_the_sampler_is_told_of_every_group(make_run: MakeRun) -> None:
 
 
 def test_without_critic_the_sampler_hears_of_no_value(make_run: MakeRun) -> None:
-    run = make_run("method=grpo")
+    run = make_run("method=dapo", "rollout.max_refills=0", "rollout.prompts=16")
     sampler = run.collector.sampler = Listening()
     batch = run.collector.next(1)
-    run.collector.observe(batch, torch.zeros(batch.response_mask.shape), None)
-    assert sampler.told[0].value_first is None
+    run.collector.observe(batch, torch.ones(batch.response_mask.shape), None)
+    (told,) = sampler.told
+    assert told.value_first is None
+    kept = torch.isin(told.prompt, batch.prompt_id)
+    assert kept.any()
+    assert not kept.all()
+    assert told.mean_abs_advantage.tolist() == kept.float().tolist()  # discarded: worth 0

@@ -113,7 +113,9 @@ class Collector:
         size = torch.where(batch.response_mask, advantages.abs(), 0).sum(1)
         size = group_mean(size / batch.lengths.clamp(min=1), batch.prompt_id)
         first = None if values is None else values[:, 0]
-        # A discarded group had equal rewards: its advantages are 0, its V(s_0) was never computed.
+        # A discarded group was never valued. Against each other its equal verdicts are worth 0;
+        # against a critic nobody knows.
+        unknown = 0.0 if values is None else torch.nan
         prompt = batch.observed["prompt"]
         row_of = {prompt: row for row, prompt in enumerate(batch.prompt_id.tolist())}
         rows = [row_of.get(name, -1) for name in prompt.tolist()]
@@ -123,7 +125,7 @@ class Collector:
                 prompt=prompt,
                 trials=batch.observed["trials"],
                 successes=batch.observed["successes"],
-                mean_abs_advantage=torch.where(here, size[row], 0.0),
+                mean_abs_advantage=torch.where(here, size[row], unknown),
                 value_first=None if first is None else torch.where(here, first[row], torch.nan),
             )
         )
@@ -146,7 +148,7 @@ class Collector:
                 useful = not self.method.dynamic_sampling or 0 < share < 1
                 (kept if useful else spare).append((len(parts) - 1, first))
         # A batch of no group at all could not be trained on; signal-free groups do no harm.
-        chosen = kept[: rollout.prompts] or spare[: rollout.prompts]
+        chosen = kept or spare[: rollout.prompts]
         return self._batch(parts, chosen)
 
     def _roll_out(
