@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel
 
 import train.config
-from cvpo import METHODS
+from cvpo import METHODS, CurriculumConfig, StochasticityConfig
 from train.config import Config, ConfigError, Dataset, Section, load_config
 
 LAPTOP = Path(train.config.__file__).parent / "configs" / "laptop.yaml"
@@ -49,6 +49,11 @@ def refused(*overrides: str) -> str:
 
 def test_laptop_file_is_the_default() -> None:
     assert load_config(None) == load_config(LAPTOP)
+
+
+def test_the_weights_defaults_are_the_library_s() -> None:
+    assert train.config.Stochasticity().declared() == StochasticityConfig()
+    assert train.config.Curriculum().declared() == CurriculumConfig()
 
 
 def test_every_key_of_the_configuration_stands_in_the_laptop_file() -> None:
