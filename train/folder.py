@@ -18,16 +18,17 @@ MAY_CHANGE = {"steps", "run_dir", "evaluation", "checkpoints", "log", "engine", 
 micro-batches change the rounding, so the resumed run is then equal up to that.)"""
 
 
-def open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog, TextIO]:
-    """A new log, or the run's own, rewound to a step (-1: to its very beginning), and its claim."""
+def open_log(config: Config, problems: list[Problem], step: int) -> RunLog:
+    """A new log, or the run's own, rewound to a step (-1: to its very beginning).
+
+    The folder is there, and `claimed` by this process.
+    """
     folder, resolved = config.folder, config.resolved()
     table = problem_table(problems)
     if not (folder / "run.yaml").exists():
         if step >= 0:
             raise ConfigError(f"run_dir {folder}: has checkpoints but no run.yaml; move it away")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            claim = claimed(folder)
             log = RunLog.create(
                 folder,
                 config=resolved,
@@ -44,7 +45,6 @@ def open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog
                 f"run_dir {folder}: holds a run of another configuration; {changed[0]}. Set "
                 "run_dir to a new folder, or give the run its own configuration again"
             )
-        claim = claimed(folder)
         log = RunLog.open(folder)
         last = -1 if log.last_step is None else log.last_step
         if last < step:
@@ -62,15 +62,20 @@ def open_log(config: Config, problems: list[Problem], step: int) -> tuple[RunLog
     except (RunLogError, FileExistsError) as error:
         raise ConfigError(f"data.train: {error}") from error
     log.rewind(step)  # last: a refused run keeps every row
-    return log, claim
+    return log
 
 
 def claimed(folder: Path) -> TextIO:
     """An open file that keeps other processes out of the folder until this one ends, or closes it.
 
     Raises:
-        ConfigError: Another process is writing there: a run that trains, or a scoring.
+        ConfigError: Another process is writing there: a run that trains, or a scoring. Or it is no
+            folder.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"run_dir {folder}: a file stands in its place") from error
     claim = (folder / ".lock").open("w")
     try:
         fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)

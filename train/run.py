@@ -16,7 +16,7 @@ from train.checkpoint import CheckpointError, checkpoints, load_state, save_chec
 from train.config import Config, ConfigError
 from train.engine import ENGINES, Engine
 from train.evaluate import Benchmark, evaluate, load_benchmarks
-from train.folder import open_log
+from train.folder import claimed, open_log
 from train.models import (
     ModelError,
     end_of_sequence,
@@ -53,6 +53,8 @@ class Run:
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         folder = config.folder
+        # First of all: a run that is going on there may delete the checkpoint that is read here.
+        self._claim = claimed(folder) if folder.is_dir() else None
         saved = checkpoints(folder / "checkpoints")
         self.step, checkpoint = saved[-1] if saved else (0, None)
         if checkpoint is None:
@@ -86,7 +88,9 @@ class Run:
         )
         self.weigher = Weigher(config, self.method, num_prompts=len(problems), phases=self.phases)
         # Nothing is written before everything above has been found in order.
-        log, self._claim = open_log(config, problems, self.step if checkpoint else -1)
+        if self._claim is None:
+            self._claim = claimed(folder)
+        log = open_log(config, problems, self.step if checkpoint else -1)
         self.recorder = Recorder(log, config, self.tokenizer, self.phases)
         self.fresh = checkpoint is None
         if state is not None:

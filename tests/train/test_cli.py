@@ -300,7 +300,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(
 def test_an_interrupted_run_says_that_it_goes_on(tiny_arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "train", "run", *tiny_arguments, "method=grpo", "steps=10000"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment_of_a_command(), stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment_of_a_command(),
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background ignore Ctrl-C, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         give_up = time.monotonic() + 60

@@ -247,6 +247,40 @@ def test_a_second_process_is_kept_out_of_the_folder(
     assert train(tiny_config("method=grpo", f"steps={done + 1}")).step == done + 1
 
 
+def test_the_folder_is_claimed_before_anything_in_it_is_read(tiny_config: MakeConfig) -> None:
+    # The run that goes on there may be deleting the very checkpoint that is found here.
+    config = tiny_config("method=grpo", "steps=1")
+    train(config)
+    code = "import sys, time; from pathlib import Path; from train.folder import claimed\n"
+    code += "claim = claimed(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(600)"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(config.folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "claimed\n"
+        _, last = checkpoints(config.folder / "checkpoints")[-1]
+        for file in (last / "state.pt", last / "actor" / "model.safetensors"):
+            file.unlink()
+            with pytest.raises(ConfigError, match="another process is writing there"):
+                train(tiny_config("method=grpo", "steps=2"))
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(
+    tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("")
+    for place in ("taken", "taken/run"):
+        with pytest.raises(ConfigError, match=r"taken.*: a file stands in its place"):
+            train(tiny_config(f"run_dir={tmp_path / place}"))
+
+
 def test_a_refused_run_keeps_every_row(tiny_config: MakeConfig, tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     lines = [f'{{"problem": "{a}+{b}=", "answer": {a + b}}}\n' for a in range(4) for b in (1, 2)]
