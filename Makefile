@@ -11,7 +11,7 @@ DEMO := steps=75 evaluation.every=15 'run_dir=runs/demo/{method}-{seed}'
 # One thread a test process: two of them fill two cores, and more threads than cores crawl.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope
 CORE_TESTS := $(addprefix tests/cvpo/test_,advantage.py curriculum.py estimator.py groups.py \
-	light.py loss.py metrics.py samplers.py stochasticity.py)
+	light.py loss.py metrics.py samplers.py stochasticity.py trackers.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-core bench figures lint format clean

@@ -6,7 +6,6 @@ W_S, `cvpo.curriculum` W_D. Importing this loads torch, NumPy and jaxtyping, not
 
 from cvpo.advantage import gae, group_advantage, length_adaptive_lambda, terminal_rewards
 from cvpo.curriculum import (
-    BetaTracker,
     CurriculumConfig,
     Curve,
     DifficultyCurriculum,
@@ -55,7 +54,16 @@ from cvpo.runlog import (
     read_tokens,
     read_trajectories,
 )
-from cvpo.samplers import SAMPLERS, Feedback, Sampler, ShuffledEpochs, Uniform
+from cvpo.samplers import (
+    SAMPLERS,
+    Feedback,
+    Pool,
+    Sampler,
+    Selective,
+    ShuffledEpochs,
+    Uniform,
+    thompson_weight,
+)
 from cvpo.stochasticity import (
     ARMS,
     Stochasticity,
@@ -65,27 +73,42 @@ from cvpo.stochasticity import (
     trajectory_std,
     weight_diagnostics,
 )
+from cvpo.trackers import (
+    TRACKERS,
+    BetaTracker,
+    BOTSTracker,
+    DBBTracker,
+    MovingAverageTracker,
+    Tracker,
+)
 
 __all__ = [
     "ARMS",
     "METHODS",
     "SAMPLERS",
+    "TRACKERS",
     "Advantages",
+    "BOTSTracker",
     "BatchCounts",
     "BetaTracker",
     "CurriculumConfig",
     "Curve",
+    "DBBTracker",
     "DifficultyCurriculum",
     "Feedback",
     "Interval",
     "Method",
+    "MovingAverageTracker",
+    "Pool",
     "RoundClock",
     "RoundReport",
     "RunLog",
     "Sampler",
+    "Selective",
     "ShuffledEpochs",
     "Stochasticity",
     "StochasticityConfig",
+    "Tracker",
     "Uniform",
     "advantage_moments",
     "avg_at_k",
@@ -120,6 +143,7 @@ __all__ = [
     "stochasticity",
     "stochasticity_weight",
     "terminal_rewards",
+    "thompson_weight",
     "trajectory_std",
     "value_loss",
     "verify",

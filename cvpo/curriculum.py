@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from cvpo.trackers import BetaTracker, check_fields, check_prompts
+
 Phase = Literal["early", "bottleneck"]
 PHASES: tuple[Phase, ...] = ("early", "bottleneck")
 
@@ -62,139 +64,6 @@ def difficulty_weight(
     rho = rho.to(torch.promote_types(rho.dtype, torch.float32))
     weight = 2 * torch.sigmoid(k1 * (rho - c1)) * torch.sigmoid(-k2 * (rho - c2))
     return weight if phase == "early" else weight * (1 - rho.square())
-
-
-class BetaTracker:
-    """Beta posterior of every prompt's success rate (eq. 17-19), with optional forgetting.
-
-    Observing k rollouts with s successes: ``alpha <- 1 + d (alpha - 1) + s`` and
-    ``beta <- 1 + d (beta - 1) + k - s``, d the discount. d = 1 is the paper's: it never forgets.
-    State is float64 on the CPU, so that 17 398 prompts cost nothing and sums of counts stay exact.
-    """
-
-    def __init__(self, num_prompts: int, *, discount: float = 1.0) -> None:
-        """All prompts at Beta(1, 1), unobserved.
-
-        Args:
-            num_prompts: N; prompts are 0..N-1.
-            discount: d in (0, 1].
-
-        Raises:
-            ValueError: N is not positive or d outside (0, 1].
-        """
-        if num_prompts < 1:
-            raise ValueError(f"BetaTracker: num_prompts must be at least 1, got {num_prompts}")
-        if not 0 < discount <= 1:
-            raise ValueError(f"BetaTracker: discount must lie in (0, 1], got {discount}")
-        self.discount = discount
-        self.alpha = torch.ones(num_prompts, dtype=torch.float64)
-        self.beta = torch.ones(num_prompts, dtype=torch.float64)
-        self.visits = torch.zeros(num_prompts, dtype=torch.int64)
-        self.delta = torch.full((num_prompts,), math.nan, dtype=torch.float64)
-
-    @property
-    def rho(self) -> Float[Tensor, " N"]:
-        """Posterior mean success rate, ``alpha / (alpha + beta)``, in (0, 1)."""
-        return self.alpha / (self.alpha + self.beta)
-
-    @torch.no_grad()
-    def observe(
-        self,
-        prompt: Int[Tensor, " M"],
-        trials: Shaped[Tensor, " M"],
-        successes: Shaped[Tensor, " M"],
-    ) -> None:
-        """Adds observations, and sets ``delta = (rho_t - rho_{t-1}) / rho_{t-1}`` of their prompts.
-
-        A prompt that stands twice is observed twice, in that order. An observation of 0 trials says
-        nothing and changes nothing. ``delta`` stays NaN until a prompt's second observation.
-
-        Args:
-            prompt: Prompt ids in 0..N-1, [M].
-            trials: Rollouts, at least 0, [M].
-            successes: In 0..trials; fractions are partial credit, [M].
-
-        Raises:
-            ValueError: An unknown prompt or impossible count; names the entry. Nothing is changed.
-        """
-        prompt, trials, successes = self._checked(prompt, trials, successes)
-        order = torch.argsort(prompt, stable=True)
-        prompt, trials, successes = prompt[order], trials[order], successes[order]
-        # Rank of each entry among those of its prompt: one vectorised update for each rank.
-        _, counts = torch.unique_consecutive(prompt, return_counts=True)
-        starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-        rank = torch.arange(len(prompt)) - starts
-        for now in range(int(counts.max()) if len(counts) else 0):
-            chosen = rank == now
-            self._observe_distinct(prompt[chosen], trials[chosen], successes[chosen])
-
-    def _observe_distinct(self, prompt: Tensor, trials: Tensor, successes: Tensor) -> None:
-        alpha, beta = self.alpha[prompt], self.beta[prompt]
-        before = alpha / (alpha + beta)
-        alpha = 1 + self.discount * (alpha - 1) + successes
-        beta = 1 + self.discount * (beta - 1) + trials - successes
-        self.alpha[prompt], self.beta[prompt] = alpha, beta
-        change = (alpha / (alpha + beta) - before) / before
-        self.delta[prompt] = torch.where(self.visits[prompt] >= 1, change, math.nan)
-        self.visits[prompt] += 1
-
-    def _checked(
-        self, prompt: Tensor, trials: Tensor, successes: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        prompt = torch.as_tensor(prompt).cpu()
-        trials = torch.as_tensor(trials).cpu().double()
-        successes = torch.as_tensor(successes).cpu().double()
-        if prompt.ndim != 1 or not prompt.shape == trials.shape == successes.shape:
-            raise ValueError(
-                "observe: prompt, trials and successes must all be [M], got "
-                f"{tuple(prompt.shape)}, {tuple(trials.shape)}, {tuple(successes.shape)}"
-            )
-        if prompt.is_floating_point() or prompt.dtype == torch.bool:
-            if prompt.numel():
-                raise ValueError(f"observe: prompt ids must be integers, got {prompt.dtype}")
-            prompt = prompt.long()
-        prompt = prompt.long()
-        known = (prompt >= 0) & (prompt < len(self.alpha))
-        possible = (trials >= 0) & trials.isfinite() & (successes >= 0) & (successes <= trials)
-        for ok, what in (
-            (known, f"unknown prompt (N = {len(self.alpha)})"),
-            (possible, "impossible count"),
-        ):
-            if not bool(ok.all()):
-                at = int((~ok).nonzero()[0])
-                raise ValueError(
-                    f"observe: {what} at entry {at}: prompt {int(prompt[at])}, "
-                    f"{trials[at].item():g} trials, {successes[at].item():g} successes"
-                )
-        said = trials > 0
-        return prompt[said], trials[said], successes[said]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as tensors and numbers."""
-        return {
-            "discount": self.discount,
-            "alpha": self.alpha.clone(),
-            "beta": self.beta.clone(),
-            "visits": self.visits.clone(),
-            "delta": self.delta.clone(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`.
-
-        Raises:
-            ValueError: A field is missing or unknown, or of another discount or number of prompts.
-        """
-        check_fields("BetaTracker", state, self.state_dict())
-        if state["discount"] != self.discount:
-            raise ValueError(
-                f"BetaTracker: the state has discount {state['discount']}, this tracker "
-                f"{self.discount}; build the tracker with the state's discount"
-            )
-        names = ("alpha", "beta", "visits", "delta")
-        _check_prompts("BetaTracker", {name: state[name] for name in names}, self.alpha)
-        for name in names:
-            setattr(self, name, state[name].to("cpu", getattr(self, name).dtype, copy=True))
 
 
 @dataclass(frozen=True)
@@ -274,75 +143,56 @@ class RoundReport:
     high_stopped: bool
 
 
-class DifficultyCurriculum:
-    """Tracker, detector and curve together (algorithm 2).
+class BottleneckDetector:
+    """Asks once a round whether hard prompts have stalled while easy ones slowed down (5.3, 5.5).
 
-    A step calls ``observe`` with its rollouts, then ``weight``; the end of a round calls
-    ``end_round``. A switch acts from the next step on, and stays.
+    It keeps the phase, which changes once and for good, and the rounds that its test looks back on.
     """
 
-    def __init__(self, num_prompts: int, *, config: CurriculumConfig | None = None) -> None:
-        """Starts in the early phase with nothing observed.
+    def __init__(self, config: CurriculumConfig | None = None) -> None:
+        """Starts in the early phase, before the first round.
 
         Args:
-            num_prompts: N; prompts are 0..N-1.
             config: `CurriculumConfig`; the paper's when None.
         """
         self.config = config or CurriculumConfig()
-        self.tracker = BetaTracker(num_prompts, discount=self.config.discount)
         self.phase: Phase = "early"
         self.rounds = 0
-        self.round_trials = torch.zeros(num_prompts, dtype=torch.float64)
-        self.round_successes = torch.zeros(num_prompts, dtype=torch.float64)
-        # The last rounds, as the pooled detector reads them: what was counted in each round, and
-        # who was in the low and in the high set at its end. The set fixed `window` rounds ago
-        # stands in the entry before the window, hence window + 1 entries.
+        # The last rounds, as the pooled test reads them: what was counted in each round, and who
+        # was in the low and in the high set at its end. The set fixed `window` rounds ago stands
+        # in the entry before the window, hence window + 1 entries.
         self._history: deque[_Round] = deque(maxlen=self.config.window + 1)
 
     @torch.no_grad()
-    def observe(
+    def end_round(
         self,
-        prompt: Int[Tensor, " M"],
-        trials: Shaped[Tensor, " M"],
-        successes: Shaped[Tensor, " M"],
-    ) -> None:
-        """As `BetaTracker.observe`; also counts what the round has seen."""
-        self.tracker.observe(prompt, trials, successes)
-        index = torch.as_tensor(prompt).cpu().long()
-        self.round_trials.index_add_(0, index, torch.as_tensor(trials).cpu().double())
-        self.round_successes.index_add_(0, index, torch.as_tensor(successes).cpu().double())
+        *,
+        trials: Float[Tensor, " N"],
+        successes: Float[Tensor, " N"],
+        rho: Float[Tensor, " N"],
+        delta: Float[Tensor, " N"],
+        visits: Int[Tensor, " N"],
+    ) -> RoundReport:
+        """Runs the test on the round that ends here.
 
-    def weight(self, prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
-        """W_D of these prompts, float32 on their device, from what has been observed so far.
-
-        Raises:
-            ValueError: An unknown prompt.
+        Args:
+            trials: Rollouts of each prompt in this round, [N].
+            successes: Their summed correctness, [N].
+            rho: The tracker's success rates after the round, [N].
+            delta: Its relative changes, NaN where there is none, [N].
+            visits: Observations so far, [N].
         """
-        curve = self.config.early if self.phase == "early" else self.config.bottleneck
-        rho, ids = self.tracker.rho, prompt.cpu().long()
-        if not bool(((ids >= 0) & (ids < len(rho))).all()):
-            raise ValueError(f"weight: prompts must lie in 0..{len(rho) - 1}, got {ids.tolist()}")
-        rho = rho[ids]
-        weight = difficulty_weight(rho, phase=self.phase, constants=curve)
-        return weight.to(prompt.device, torch.float32)
-
-    def end_round(self) -> RoundReport:
-        """Runs the detector on the round that ends here, and begins the next one."""
         self.rounds += 1
-        rho, visits = self.tracker.rho, self.tracker.visits
         twice = visits >= 2
         self._history.append(
             _Round(
-                trials=self.round_trials,
-                successes=self.round_successes,
+                trials=trials,
+                successes=successes,
                 low=twice & (rho <= self.config.low),
                 high=twice & (rho >= self.config.high),
             )
         )
-        self.round_trials = torch.zeros_like(self.round_trials)
-        self.round_successes = torch.zeros_like(self.round_successes)
-        test = self._printed if self.config.detector == "printed" else self._pooled
-        low, high = test()
+        low, high = self._printed(delta) if self.config.detector == "printed" else self._pooled()
         switched = self.phase == "early" and low.stopped and high.stopped
         if switched:
             self.phase = "bottleneck"
@@ -359,11 +209,10 @@ class DifficultyCurriculum:
             high_stopped=high.stopped,
         )
 
-    def _printed(self) -> tuple[_Verdict, _Verdict]:
+    def _printed(self, delta: Float[Tensor, " N"]) -> tuple[_Verdict, _Verdict]:
         """The printed test on the prompts observed in this round (and at least twice in all)."""
         config, now = self.config, self._history[-1]
         seen = now.trials > 0
-        delta = self.tracker.delta
         return (
             self._printed_set("low", delta[now.low & seen].abs(), config.low_delta),
             self._printed_set("high", delta[now.high & seen], config.high_delta),
@@ -432,14 +281,114 @@ class DifficultyCurriculum:
         return _Verdict(stopped, count, rise / p1 if p1 > 0 else math.nan, reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: tracker, phase, rounds and the detector's window."""
+        """Everything needed to go on: phase, rounds and the test's window."""
         return {
-            "tracker": self.tracker.state_dict(),
             "phase": self.phase,
             "rounds": self.rounds,
+            "history": [entry._asdict() for entry in self._history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`.
+
+        Raises:
+            ValueError: A field is missing or unknown, or does not fit this detector.
+        """
+        check_fields("BottleneckDetector", state, self.state_dict())
+        if state["phase"] not in PHASES:
+            raise ValueError(f"BottleneckDetector: phase must be one of {PHASES}")
+        kept = min(state["rounds"], self.config.window + 1)
+        if len(state["history"]) != kept:
+            raise ValueError(
+                f"BottleneckDetector: the state keeps {len(state['history'])} of "
+                f"{state['rounds']} rounds, window {self.config.window} needs {kept}; it was saved "
+                "under another window"
+            )
+        for entry in state["history"]:
+            check_fields("BottleneckDetector: history", entry, dict.fromkeys(_Round._fields))
+        self.phase, self.rounds = state["phase"], state["rounds"]
+        self._history.clear()
+        self._history.extend(_Round(**entry) for entry in state["history"])
+
+
+class DifficultyCurriculum:
+    """Tracker, detector and curve together (algorithm 2).
+
+    A step calls ``observe`` with its rollouts, then ``weight``; the end of a round calls
+    ``end_round``. A switch acts from the next step on, and stays.
+    """
+
+    def __init__(self, num_prompts: int, *, config: CurriculumConfig | None = None) -> None:
+        """Starts in the early phase with nothing observed.
+
+        Args:
+            num_prompts: N; prompts are 0..N-1.
+            config: `CurriculumConfig`; the paper's when None.
+        """
+        self.config = config or CurriculumConfig()
+        self.tracker = BetaTracker(num_prompts, discount=self.config.discount)
+        self.detector = BottleneckDetector(self.config)
+        self.round_trials = torch.zeros(num_prompts, dtype=torch.float64)
+        self.round_successes = torch.zeros(num_prompts, dtype=torch.float64)
+
+    @property
+    def phase(self) -> Phase:
+        """``early`` or ``bottleneck``."""
+        return self.detector.phase
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have ended."""
+        return self.detector.rounds
+
+    @torch.no_grad()
+    def observe(
+        self,
+        prompt: Int[Tensor, " M"],
+        trials: Shaped[Tensor, " M"],
+        successes: Shaped[Tensor, " M"],
+    ) -> None:
+        """As `BetaTracker.observe`; also counts what the round has seen."""
+        self.tracker.observe(prompt, trials, successes)
+        index = torch.as_tensor(prompt).cpu().long()
+        self.round_trials.index_add_(0, index, torch.as_tensor(trials).cpu().double())
+        self.round_successes.index_add_(0, index, torch.as_tensor(successes).cpu().double())
+
+    def weight(self, prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """W_D of these prompts, float32 on their device, from what has been observed so far.
+
+        Raises:
+            ValueError: An unknown prompt.
+        """
+        curve = self.config.early if self.phase == "early" else self.config.bottleneck
+        rho, ids = self.tracker.rho, prompt.cpu().long()
+        if not bool(((ids >= 0) & (ids < len(rho))).all()):
+            raise ValueError(f"weight: prompts must lie in 0..{len(rho) - 1}, got {ids.tolist()}")
+        rho = rho[ids]
+        weight = difficulty_weight(rho, phase=self.phase, constants=curve)
+        return weight.to(prompt.device, torch.float32)
+
+    def end_round(self) -> RoundReport:
+        """Runs the detector on the round that ends here, and begins the next one."""
+        tracker = self.tracker
+        report = self.detector.end_round(
+            trials=self.round_trials,
+            successes=self.round_successes,
+            rho=tracker.rho,
+            delta=tracker.delta,
+            visits=tracker.visits,
+        )
+        self.round_trials = torch.zeros_like(self.round_trials)
+        self.round_successes = torch.zeros_like(self.round_successes)
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: tracker, detector and what the round has counted."""
+        return {
+            "tracker": self.tracker.state_dict(),
+            "detector": self.detector.state_dict(),
             "round_trials": self.round_trials.clone(),
             "round_successes": self.round_successes.clone(),
-            "history": [entry._asdict() for entry in self._history],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -449,26 +398,16 @@ class DifficultyCurriculum:
             ValueError: A field is missing or unknown, or does not fit this curriculum.
         """
         check_fields("DifficultyCurriculum", state, self.state_dict())
-        if state["phase"] not in PHASES:
-            raise ValueError(f"DifficultyCurriculum: phase must be one of {PHASES}")
-        kept = min(state["rounds"], self.config.window + 1)
-        if len(state["history"]) != kept:
-            raise ValueError(
-                f"DifficultyCurriculum: the state keeps {len(state['history'])} of "
-                f"{state['rounds']} rounds, window {self.config.window} needs {kept}; it was saved "
-                "under another window"
-            )
         counts = {name: state[name] for name in ("round_trials", "round_successes")}
-        _check_prompts("DifficultyCurriculum", counts, self.round_trials)
-        for entry in state["history"]:
-            check_fields("DifficultyCurriculum: history", entry, dict.fromkeys(_Round._fields))
-            _check_prompts("DifficultyCurriculum: history", entry, self.round_trials)
+        check_prompts("DifficultyCurriculum", counts, self.round_trials)
+        detector = BottleneckDetector(self.config)
+        detector.load_state_dict(state["detector"])
+        for entry in state["detector"]["history"]:
+            check_prompts("DifficultyCurriculum: history", entry, self.round_trials)
         self.tracker.load_state_dict(state["tracker"])
-        self.phase, self.rounds = state["phase"], state["rounds"]
+        self.detector = detector
         self.round_trials = state["round_trials"].clone()
         self.round_successes = state["round_successes"].clone()
-        self._history.clear()
-        self._history.extend(_Round(**entry) for entry in state["history"])
 
 
 class RoundClock:
@@ -536,26 +475,3 @@ def _too_few(name: str, count: int, config: CurriculumConfig) -> str:
 
 def _is_curve(curve: Curve) -> bool:
     return len(curve) == 4 and all(math.isfinite(number) for number in curve)
-
-
-def _check_prompts(owner: str, loaded: Mapping[str, Tensor], here: Tensor) -> None:
-    for name, tensor in loaded.items():
-        if tensor.shape != here.shape:
-            raise ValueError(
-                f"{owner}: {name} of the state has {tuple(tensor.shape)} prompts, here there are "
-                f"{tuple(here.shape)}; was the problem set changed?"
-            )
-
-
-def check_fields(owner: str, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuses a state dict with missing or unknown fields, by name.
-
-    Raises:
-        ValueError: Lists them.
-    """
-    missing, unknown = (
-        sorted(expected.keys() - state.keys()),
-        sorted(state.keys() - expected.keys()),
-    )
-    if missing or unknown:
-        raise ValueError(f"{owner}: state lacks {missing} and has unknown {unknown}")

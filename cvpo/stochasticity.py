@@ -20,6 +20,7 @@ Decisions where the paper is silent (each one a field of `StochasticityConfig`):
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -43,6 +44,9 @@ Arm = Literal[
 ]
 ARMS: tuple[str, ...] = get_args(Arm)
 """Every control arm of section 4.2, as `StochasticityConfig.arm` takes it."""
+
+Coefficient = float | Float[Tensor, ""] | Float[Tensor, " B"]
+"""A number; or one for each trajectory, where settings are compared side by side in one batch."""
 
 WEIGHT_ARMS = ("literal", "none", "constant", "flipped", "hard")
 """The arms that are a formula of sigma, mu and correctness: `stochasticity_weight` takes them."""
@@ -99,10 +103,10 @@ def stochasticity_weight(
     mu: Float[Tensor, " B"],
     correct: Shaped[Tensor, " B"],
     *,
-    alpha_p: float,
-    alpha_n: float,
-    lambda_p: float | Float[Tensor, ""],
-    lambda_n: float | Float[Tensor, ""],
+    alpha_p: Coefficient,
+    alpha_n: Coefficient,
+    lambda_p: Coefficient,
+    lambda_n: Coefficient,
     arm: str = "literal",
     valid: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, " B"]:
@@ -118,7 +122,7 @@ def stochasticity_weight(
         alpha_p: Weight range of correct trajectories, at least 0: W_S in (1, 1 + alpha_p).
         alpha_n: Weight range of incorrect ones, in [0, 1): W_S in (1 - alpha_n, 1).
         lambda_p: Sharpness of the sigmoid on the correct side, at least 0, in 1/[sigma].
-        lambda_n: The same on the incorrect side.
+        lambda_n: The same on the incorrect side. All four: a number, or one for each trajectory.
         arm: ``literal`` (as printed), ``none`` (1), ``constant`` (the sigmoid at its midpoint),
             ``flipped`` (both arguments negated) or ``hard`` (a step, 1/2 at 0).
         valid: Trajectories that have response tokens, [B]; the others get 1.
@@ -128,7 +132,7 @@ def stochasticity_weight(
     """
     if arm not in WEIGHT_ARMS:
         raise ValueError(f"stochasticity_weight: arm must be one of {WEIGHT_ARMS}, got {arm!r}")
-    _check_coefficients(alpha_p, alpha_n, float(lambda_p), float(lambda_n))
+    _check_coefficients(alpha_p, alpha_n, lambda_p, lambda_n)
     given = [x for x in (sigma, mu, correct, valid) if x is not None]
     if any(x.shape != sigma.shape for x in given):
         raise ValueError(
@@ -156,10 +160,10 @@ def stochasticity_weight(
 class StochasticityConfig:
     """What the paper leaves open about W_S. Defaults: the printed equations at c = .3."""
 
-    alpha_p: float = 0.3
-    alpha_n: float = 0.3
-    lambda_p: float = 50.0
-    lambda_n: float = 50.0
+    alpha_p: Coefficient = 0.3
+    alpha_n: Coefficient = 0.3
+    lambda_p: Coefficient = 50.0
+    lambda_n: Coefficient = 50.0
     arm: Arm = "literal"
     mu: Literal["group", "outcome_group"] = "group"
     """Compare with all trajectories of the prompt, or those of the same outcome (R >= .5)."""
@@ -330,11 +334,15 @@ def _step(x: Tensor) -> Tensor:
     return torch.heaviside(x, x.new_tensor(0.5))
 
 
-def _check_coefficients(alpha_p: float, alpha_n: float, lambda_p: float, lambda_n: float) -> None:
-    if not (alpha_p >= 0 and alpha_p < float("inf")):
-        raise ValueError(f"alpha_p must be a number of at least 0, got {alpha_p}")
-    if not 0 <= alpha_n < 1:
-        raise ValueError(f"alpha_n must lie in [0, 1), so that W_S stays positive, got {alpha_n}")
-    for name, value in (("lambda_p", lambda_p), ("lambda_n", lambda_n)):
-        if not (value >= 0 and value < float("inf")):
-            raise ValueError(f"{name} must be a number of at least 0, got {value}")
+def _check_coefficients(
+    alpha_p: Coefficient, alpha_n: Coefficient, lambda_p: Coefficient, lambda_n: Coefficient
+) -> None:
+    for name, value, below, allowed in (
+        ("alpha_p", alpha_p, math.inf, "be a number of at least 0"),
+        ("alpha_n", alpha_n, 1.0, "lie in [0, 1), so that W_S stays positive"),
+        ("lambda_p", lambda_p, math.inf, "be a number of at least 0"),
+        ("lambda_n", lambda_n, math.inf, "be a number of at least 0"),
+    ):
+        possible = (value >= 0) & (value < below)
+        if not (bool(possible.all()) if isinstance(possible, Tensor) else possible):
+            raise ValueError(f"{name} must {allowed}, got {value}")

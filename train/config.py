@@ -136,7 +136,7 @@ class Rollout(Sampling):
     lag: Literal[0, 1] | None = None
     """1: batch t+1 comes from the weights of before update t. Null: the method's own."""
     max_refills: Annotated[int, Field(ge=0)] = 3
-    """Dynamic sampling gives up refilling after so many extra rounds of rollouts."""
+    """What dynamic sampling or the sampler drops is replaced in so many extra rounds at most."""
     overlong_cache: Annotated[int, Field(ge=0)] | None = None
     """Length of the zone before max_tokens in which the overlong penalty grows; null: a fifth."""
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from tqdm import trange
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cvpo import SAMPLERS, Method, explained_variance
+from cvpo import SAMPLERS, Method, Pool, Sampler, explained_variance
 from train.checkpoint import CheckpointError, checkpoints, load_state, save_checkpoint
 from train.config import Config, ConfigError
+from train.data import Problem
 from train.engine import ENGINES, Engine
 from train.evaluate import Benchmark, evaluate, load_benchmarks
 from train.folder import claimed, open_log
@@ -81,7 +84,7 @@ class Run:
             problems=problems,
             prompts=prompts,
             backend=self.backend,
-            sampler=SAMPLERS[config.rollout.sampler](len(problems), seed=config.seed),
+            sampler=self._make_sampler(problems, prompts, pad_id),
             tokenizer=self.tokenizer,
             pad_id=pad_id,
             phases=self.phases,
@@ -184,6 +187,38 @@ class Run:
     def due(self, every: int, step: int) -> bool:
         """Whether something that happens every so many steps, and after the last, happens now."""
         return step == self.config.steps or (every > 0 and step % every == 0)
+
+    def _make_sampler(
+        self, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], pad_id: int
+    ) -> Sampler:
+        """The configured sampler, with all that it may know of this run.
+
+        Raises:
+            ConfigError: It needs what the run lacks.
+        """
+        difficulties = [problem.difficulty for problem in problems]
+        measured = [difficulty for difficulty in difficulties if difficulty is not None]
+        complete = len(measured) == len(problems)
+
+        def predict(prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+            # V(s_0) is read where the prompt ends; which token follows does not matter.
+            asked = [prompts[i] for i in prompt.tolist()]
+            batch = ungraded(asked, [[pad_id]] * len(asked), pad_id=pad_id)
+            with self.phases("values"):
+                return self.engine.values(batch)[:, 0]
+
+        try:
+            pool = Pool(
+                num_prompts=len(problems),
+                seed=self.config.seed,
+                steps=self.config.steps,
+                rollouts=self.config.rollout.samples,
+                difficulty=torch.tensor(measured, dtype=torch.float64) if complete else None,
+                predict=predict if self.method.critic else None,
+            )
+            return SAMPLERS[self.config.rollout.sampler](pool)
+        except ValueError as error:
+            raise ConfigError(f"rollout.sampler: {error}") from error
 
     def _write_models(self, folder: Path) -> None:
         self.engine.save(folder)

@@ -19,7 +19,6 @@ from torch import Tensor
 from cvpo.curriculum import (
     BOTTLENECK,
     EARLY,
-    BetaTracker,
     CurriculumConfig,
     Curve,
     DifficultyCurriculum,
@@ -27,10 +26,10 @@ from cvpo.curriculum import (
     RoundReport,
     difficulty_weight,
 )
+from cvpo.trackers import BetaTracker
 
 property_test = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
-discounts = st.sampled_from([1.0, 0.9, 0.5])
 
 
 # ------------------------------------------------------------------------------------- loops
@@ -229,111 +228,7 @@ def test_curve_constants_are_the_papers_and_narrow_floats_are_widened() -> None:
         difficulty_weight(rho, phase="late")
 
 
-# ---------------------------------------------------------------------------------- the tracker
-
-
-@property_test
-@given(seeds, st.integers(1, 8), st.integers(0, 8), discounts)
-def test_tracker_agrees_with_its_loop(
-    seed: int, num_prompts: int, rounds: int, discount: float
-) -> None:
-    tracker = BetaTracker(num_prompts, discount=discount)
-    loops = [LoopTracker(discount) for _ in range(num_prompts)]
-    for ids, k, s in stream(seed, num_prompts, rounds):
-        partial = s * 0.75  # partial credit: successes may be fractions
-        tracker.observe(ids, k, partial)
-        for prompt, trials, successes in zip(ids, k, partial, strict=True):
-            loops[prompt].observe(trials.item(), successes.item())
-    assert tracker.rho.tolist() == pytest.approx([x.rho for x in loops], rel=1e-12)
-    assert tracker.delta.tolist() == pytest.approx(
-        [x.delta for x in loops], rel=1e-9, abs=1e-12, nan_ok=True
-    )
-    assert tracker.visits.tolist() == [x.visits for x in loops]
-    assert tracker.rho.gt(0).all()
-    assert tracker.rho.lt(1).all()
-
-
-@property_test
-@given(st.data(), seeds, st.integers(1, 6))
-def test_without_forgetting_neither_order_nor_grouping_of_observations_matters(
-    data: st.DataObject, seed: int, num_prompts: int
-) -> None:
-    ids, k, s = (torch.cat(parts) for parts in zip(*stream(seed, num_prompts, 5), strict=True))
-    order = torch.tensor(data.draw(st.permutations(range(len(ids)))), dtype=torch.long)
-    one_call, one_by_one = BetaTracker(num_prompts), BetaTracker(num_prompts)
-    one_call.observe(ids, k, s)
-    for i in order:
-        one_by_one.observe(ids[i : i + 1], k[i : i + 1], s[i : i + 1])
-    assert torch.equal(one_call.rho, one_by_one.rho)
-    assert torch.equal(one_call.visits, one_by_one.visits)
-    for prompt in range(num_prompts):
-        own = ids == prompt
-        total, solved = k[own].sum().item(), s[own].sum().item()
-        assert one_call.rho[prompt].item() == pytest.approx((1 + solved) / (2 + total))
-
-
-@pytest.mark.parametrize(
-    ("visit", "expected"), [(5, -0.195122), (10, -0.098765), (19, -0.052288), (20, -0.049689)]
-)
-def test_delta_of_a_never_solved_prompt_shrinks_whatever_the_policy_does(
-    visit: int, expected: float
-) -> None:
-    tracker = BetaTracker(1)
-    for _ in range(visit):
-        tracker.observe(torch.tensor([0]), torch.tensor([16]), torch.tensor([0]))
-    assert tracker.delta.item() == pytest.approx(expected, abs=5e-7)
-    assert tracker.delta.item() == pytest.approx(-16 / (2 + 16 * visit))
-
-
-@pytest.mark.parametrize(("discount", "needed"), [(1.0, 20), (0.9, 6), (0.75, 3), (0.5, 1)])
-def test_forgetting_decides_how_long_a_prompt_that_became_easy_looks_hard(
-    discount: float, needed: int
-) -> None:
-    tracker = BetaTracker(1, discount=discount)
-    prompt, k = torch.tensor([0]), torch.tensor([16])
-    for _ in range(20):
-        tracker.observe(prompt, k, torch.tensor([0]))
-    rounds = 0
-    while tracker.rho.item() < 0.45:
-        tracker.observe(prompt, k, torch.tensor([0.9 * 16]))
-        rounds += 1
-    assert rounds == needed
-
-
-def test_delta_needs_two_observations_and_survives_a_round_without_any() -> None:
-    tracker = BetaTracker(3)
-    assert tracker.rho.tolist() == [0.5] * 3
-    assert tracker.delta.isnan().all()
-    tracker.observe(torch.tensor([0, 1]), torch.tensor([8, 8]), torch.tensor([4, 8]))
-    assert tracker.delta.isnan().all()
-    tracker.observe(torch.tensor([1]), torch.tensor([8]), torch.tensor([0]))
-    # rho of prompt 1: 9/10, then 9/18.
-    assert tracker.delta[1].item() == pytest.approx((0.5 - 0.9) / 0.9)
-    tracker.observe(torch.tensor([0]), torch.tensor([8]), torch.tensor([4]))
-    assert tracker.delta[1].item() == pytest.approx((0.5 - 0.9) / 0.9)
-    assert tracker.delta[2].isnan()
-
-
-def test_a_prompt_that_stands_twice_in_one_call_is_added_twice() -> None:
-    twice, apart = BetaTracker(2, discount=0.5), BetaTracker(2, discount=0.5)
-    twice.observe(torch.tensor([1, 0, 1]), torch.tensor([8, 4, 8]), torch.tensor([8, 1, 0]))
-    for prompt, k, s in ((1, 8, 8), (0, 4, 1), (1, 8, 0)):
-        apart.observe(torch.tensor([prompt]), torch.tensor([k]), torch.tensor([s]))
-    assert torch.equal(twice.rho, apart.rho)
-    assert torch.equal(twice.visits, torch.tensor([1, 2]))
-    torch.testing.assert_close(twice.delta, apart.delta, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.bfloat16])
-def test_tracker_reads_counts_of_any_dtype_and_empty_calls(dtype: torch.dtype) -> None:
-    tracker = BetaTracker(4)
-    tracker.observe(
-        torch.tensor([2], dtype=torch.int32),
-        torch.tensor([16]).to(dtype),
-        torch.tensor([4]).to(dtype),
-    )
-    tracker.observe(torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0))
-    assert tracker.rho.tolist() == pytest.approx([0.5, 0.5, 5 / 18, 0.5])
+# ------------------------------------------------------------------------------- observations
 
 
 @pytest.mark.parametrize(
@@ -366,12 +261,8 @@ def test_impossible_observations_are_refused_and_change_nothing(
     assert_same_state(curriculum.state_dict(), before)
 
 
-def test_tracker_refuses_no_prompts_and_impossible_discounts() -> None:
-    with pytest.raises(ValueError, match="num_prompts"):
-        BetaTracker(0)
+def test_impossible_discounts_are_refused() -> None:
     for discount in (0.0, 1.1, math.nan):
-        with pytest.raises(ValueError, match="discount"):
-            BetaTracker(2, discount=discount)
         with pytest.raises(ValueError, match="discount"):
             CurriculumConfig(discount=discount)
 
@@ -656,7 +547,7 @@ def used_curriculum(window: int = 8, num_prompts: int = 3) -> DifficultyCurricul
     return curriculum
 
 
-@pytest.mark.parametrize("make", [lambda: BetaTracker(3), used_curriculum, lambda: RoundClock(7)])
+@pytest.mark.parametrize("make", [used_curriculum, lambda: RoundClock(7)])
 def test_states_with_missing_or_unknown_fields_are_refused_by_name(make: Callable[[], Any]) -> None:
     for name in make().state_dict():
         lacking = make().state_dict()
@@ -665,19 +556,6 @@ def test_states_with_missing_or_unknown_fields_are_refused_by_name(make: Callabl
             make().load_state_dict(lacking)
     with pytest.raises(ValueError, match="gamma"):
         make().load_state_dict({**make().state_dict(), "gamma": 1.0})
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta", "visits", "delta"])
-def test_a_tracker_refuses_the_state_of_another_problem_set(name: str) -> None:
-    state = BetaTracker(3).state_dict()
-    state[name] = BetaTracker(4).state_dict()[name]
-    with pytest.raises(ValueError, match=name):
-        BetaTracker(3).load_state_dict(state)
-
-
-def test_a_tracker_refuses_the_state_of_another_discount() -> None:
-    with pytest.raises(ValueError, match="discount"):
-        BetaTracker(3, discount=0.9).load_state_dict(BetaTracker(3).state_dict())
 
 
 def test_a_curriculum_refuses_a_state_that_is_not_its_own() -> None:
@@ -855,27 +733,18 @@ def test_the_weight_of_an_unknown_prompt_is_refused(prompt: int) -> None:
         DifficultyCurriculum(3).weight(torch.tensor([0, prompt]))
 
 
-@pytest.mark.parametrize("name", ["alpha", "beta", "visits", "delta"])
-def test_a_refused_state_leaves_the_tracker_as_it_was(name: str) -> None:
-    source, target = BetaTracker(3), BetaTracker(3)
-    source.observe(torch.tensor([0]), torch.tensor([8]), torch.tensor([3]))
-    before = copy.deepcopy(target.state_dict())
-    with pytest.raises(ValueError, match=name):
-        target.load_state_dict({**source.state_dict(), name: torch.ones(4)})
-    assert_same_state(target.state_dict(), before)
-
-
 @pytest.mark.parametrize("name", ["trials", "successes", "low", "high"])
 def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
     source, target = DifficultyCurriculum(3), DifficultyCurriculum(3)
     source.end_round()
     before = copy.deepcopy(target.state_dict())
     state = source.state_dict()
-    (whole,) = state["history"]
+    (whole,) = state["detector"]["history"]
     lacking = {key: entry for key, entry in whole.items() if key != name}
     for bad in (lacking, {**whole, name: torch.ones(4)}):
+        detector = {**state["detector"], "history": [bad]}
         with pytest.raises(ValueError, match=f"history.*{name}"):
-            target.load_state_dict({**state, "history": [bad]})
+            target.load_state_dict({**state, "detector": detector})
     assert_same_state(target.state_dict(), before)
 
 

@@ -1,7 +1,7 @@
 """From a sampler's prompts to a scored batch (lines 2-4 of algorithm 2).
 
 Behind one verb, `next`: which prompts, how many responses, their verdicts and rewards, refilling
-under dynamic sampling, and whether the batch is fresh or one update old.
+what dynamic sampling or the sampler drops, and whether the batch is fresh or one update old.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from cvpo import (
     Feedback,
     Method,
+    Pool,
     Sampler,
+    Selective,
     ShuffledEpochs,
     extract_answer,
     group_mean,
     verify,
 )
-from cvpo.curriculum import check_fields
 from cvpo.reward import overlong_penalty, training_reward
+from cvpo.trackers import check_fields
 from train.config import Config
 from train.data import Problem
 from train.models import text_of
@@ -44,6 +47,12 @@ class _Rolled:
     responses: Responses
     texts: list[str]
     correct: Tensor
+
+    def groups(self, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Prompt, trials and successes of each group."""
+        successes = self.correct.view(-1, samples).sum(1)
+        prompt = torch.tensor(self.prompt_ids).view(-1, samples)[:, 0]
+        return prompt, torch.full_like(successes, samples), successes
 
 
 class Collector:
@@ -84,7 +93,7 @@ class Collector:
         # Value pretraining draws prompts of its own, so that the first round of training is the
         # sampler's first pass.
         self.pretraining_sampler = ShuffledEpochs(
-            len(problems), seed=seed_of(config.seed, "pretraining sampler")
+            Pool(len(problems), seed=seed_of(config.seed, "pretraining sampler"))
         )
 
     def next(self, step: int) -> Batch:
@@ -113,18 +122,21 @@ class Collector:
         size = torch.where(batch.response_mask, advantages.abs(), 0).sum(1)
         size = group_mean(size / batch.lengths.clamp(min=1), batch.prompt_id)
         first = None if values is None else values[:, 0]
-        # A discarded group was never valued. Against each other its equal verdicts are worth 0;
-        # against a critic nobody knows.
-        unknown = 0.0 if values is None else torch.nan
-        prompt = batch.observed["prompt"]
+        prompt, trials, successes = (
+            batch.observed[name] for name in ("prompt", "trials", "successes")
+        )
+        # A discarded group was never valued. Against each other equal verdicts are worth 0; against
+        # a critic, or if they differ, nobody knows.
+        worthless = (successes == 0) | (successes == trials)
+        unknown = torch.where(worthless & (values is None), 0.0, torch.nan)
         row_of = {prompt: row for row, prompt in enumerate(batch.prompt_id.tolist())}
         rows = [row_of.get(name, -1) for name in prompt.tolist()]
         here, row = torch.tensor(rows) >= 0, torch.tensor(rows)
         self.sampler.observe(
             Feedback(
                 prompt=prompt,
-                trials=batch.observed["trials"],
-                successes=batch.observed["successes"],
+                trials=trials,
+                successes=successes,
                 mean_abs_advantage=torch.where(here, size[row], unknown),
                 value_first=None if first is None else torch.where(here, first[row], torch.nan),
             )
@@ -136,20 +148,30 @@ class Collector:
         parts: list[_Rolled] = []
         kept: list[tuple[int, int]] = []  # (part, first row) of each group that is trained on
         spare: list[tuple[int, int]] = []
-        rounds = 1 + (rollout.max_refills if self.method.dynamic_sampling else 0)
+        choosy = self.method.dynamic_sampling or isinstance(sampler, Selective)
+        rounds = 1 + (rollout.max_refills if choosy else 0)
         for _ in range(rounds):
             missing = rollout.prompts - len(kept)
             if missing <= 0:
                 break
             part = self._roll_out(stream, step, sampler.next(missing).tolist(), taken)
             parts.append(part)
-            for first in range(0, len(part.prompt_ids), rollout.samples):
-                share = part.correct[first : first + rollout.samples].mean()
-                useful = not self.method.dynamic_sampling or 0 < share < 1
-                (kept if useful else spare).append((len(parts) - 1, first))
+            for group, useful in enumerate(self._useful(part, sampler).tolist()):
+                where = (len(parts) - 1, group * rollout.samples)
+                (kept if useful else spare).append(where)
         # A batch of no group at all could not be trained on; signal-free groups do no harm.
         chosen = kept or spare[: rollout.prompts]
         return self._batch(parts, chosen)
+
+    def _useful(self, part: _Rolled, sampler: Sampler) -> Bool[Tensor, " groups"]:
+        """Which groups of one round are trained on, by dynamic sampling and by the sampler."""
+        prompt, trials, successes = part.groups(self.config.rollout.samples)
+        useful = torch.ones(len(prompt), dtype=torch.bool)
+        if self.method.dynamic_sampling:
+            useful &= (successes > 0) & (successes < trials)
+        if isinstance(sampler, Selective):
+            useful &= sampler.keep(prompt, trials, successes)
+        return useful
 
     def _roll_out(
         self, stream: str, step: int, drawn: Sequence[int], taken: Counter[int]
@@ -200,8 +222,8 @@ class Collector:
                 max_length=limit,
                 cache=limit // 5 if cache is None else cache,
             )
-        everyone = torch.cat([torch.tensor(part.prompt_ids).view(-1, n)[:, 0] for part in parts])
-        successes = torch.cat([part.correct.view(-1, n).sum(1) for part in parts])
+        groups = [part.groups(n) for part in parts]
+        everyone, trials, successes = (torch.cat(column) for column in zip(*groups, strict=True))
         return Batch(
             prompt_id=torch.tensor(prompt_ids),
             sample=torch.tensor([part.samples[row] for part, row in rows]),
@@ -214,7 +236,7 @@ class Collector:
             version=responses.version,
             observed={
                 "prompt": everyone,
-                "trials": torch.full_like(successes, n),
+                "trials": trials,
                 "successes": successes,
             },
             generated_tokens=sum(len(tokens) for part in parts for tokens in part.responses.tokens),

@@ -1,0 +1,120 @@
+"""What a sampler is given, what it is told, and the methods it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cvpo.trackers import checked_difficulty
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All that a sampler may know of a run. None: this run cannot say; see `required`."""
+
+    num_prompts: int
+    """N; prompts are 0..N-1."""
+    seed: int
+    """Of every random draw."""
+    steps: int | None = None
+    """Optimiser steps of the whole run."""
+    rollouts: int | None = None
+    """Responses to a prompt."""
+    difficulty: Float[Tensor, " N"] | None = None
+    """Fixed, in [0, 1]: the failure rate of the starting policy."""
+    predict: Callable[[Int[Tensor, " M"]], Float[Tensor, " M"]] | None = None
+    """The critic's V(s_0) of prompts, as it stands when called, in [-1, 1]."""
+    truth: Callable[[], Float[Tensor, " N"]] | None = None
+    """True success rates, as they stand when called; a simulation's only."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no sampler could work with.
+
+        Raises:
+            ValueError: Names the field, its value and what is allowed.
+        """
+        if self.num_prompts < 1:
+            raise ValueError(f"a sampler needs at least one prompt, got {self.num_prompts}")
+        for name in ("steps", "rollouts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"Pool: {name} must be at least 1, got {value}")
+        if self.difficulty is not None:
+            checked = checked_difficulty("Pool", self.difficulty, self.num_prompts)
+            object.__setattr__(self, "difficulty", checked)
+
+
+_REMEDY = {
+    "steps": "say how many optimiser steps the run has",
+    "difficulty": "give every problem a `difficulty`, the starting policy's failure rate",
+    "predict": "train with a critic",
+    "truth": "only a simulation knows the true success rates",
+}
+
+
+def required(pool: Pool, field: str, sampler: str) -> Any:
+    """A field of the pool that a sampler cannot do without.
+
+    Raises:
+        ValueError: It is None; says which sampler, what is missing and what to do.
+    """
+    value = getattr(pool, field)
+    if value is None:
+        raise ValueError(
+            f"{sampler} needs `{field}`, which this run lacks; {_REMEDY[field]}, or choose another "
+            "sampler"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a step's rollouts say of its prompts, one entry for each group; discarded groups too."""
+
+    prompt: Int[Tensor, " M"]
+    trials: Float[Tensor, " M"]
+    successes: Float[Tensor, " M"]
+    mean_abs_advantage: Float[Tensor, " M"]
+    """Of the group's trajectories; NaN where nobody knows, as of most discarded groups."""
+    value_first: Float[Tensor, " M"] | None = None
+    """The critic's V(s_0), where there is a critic."""
+
+
+class Sampler(Protocol):
+    """Chooses prompts. State is explicit, so that a resumed run chooses the same ones."""
+
+    def next(self, count: int) -> Int[Tensor, " count"]:
+        """The prompts to roll out next, as ids."""
+
+    def observe(self, feedback: Feedback) -> None:
+        """Takes in what the rollouts said: once a step, with all its groups."""
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars to log, each under a name of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`; refuses one with other fields or of another problem set."""
+
+
+@runtime_checkable
+class Selective(Sampler, Protocol):
+    """A sampler that also looks at what was rolled out, before anything is trained on.
+
+    Whoever rolls out drops the groups that are not kept, counts them as discarded, feeds them back
+    all the same, and asks `next` for as many again, a bounded number of times a step.
+    """
+
+    def keep(
+        self,
+        prompt: Int[Tensor, " M"],
+        trials: Float[Tensor, " M"],
+        successes: Float[Tensor, " M"],
+    ) -> Bool[Tensor, " M"]:
+        """Which groups to train on. Called once after each `next`, with that call's groups."""
