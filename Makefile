@@ -10,7 +10,7 @@ CORE := $(CVPO_VENV)-core
 DEMO := steps=75 evaluation.every=15 'run_dir=runs/demo/{method}-{seed}'
 # One thread a test process: two of them fill two cores, and more threads than cores crawl.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope
-CORE_TESTS := $(addprefix tests/cvpo/test_,advantage.py curriculum.py estimator.py groups.py \
+CORE_TESTS := $(addprefix tests/cvpo/test_,advantage.py bound.py curriculum.py estimator.py groups.py \
 	light.py loss.py metrics.py samplers.py stochasticity.py trackers.py)
 
 .DEFAULT_GOAL := help

@@ -10,7 +10,7 @@ What to know of it:
 - The left side is ``grad J / E[T]``, the mean over tokens. For the gradient of the expected return
   J itself a factor E[T] is missing, and the printed bound is false.
 - C (4) is an assumption: at most sqrt(2) for the logits, unbounded for a network's weights.
-- ``Var A = E[A^2]`` (6) needs E[A] = 0, which biased values, whitening and weights break.
+- ``Var A = E[A^2]`` (6) needs E[A] = 0, which a biased critic and weights on trajectories break.
 - With the exact V, Cov(Q, V) = Var V and so Var A = Var Q - Var V: at a given Var Q a larger Var V
   means a *smaller* advantage. That (13) grows with Var V comes from its worst case (10) alone.
 - Rewards +1 and -1, success rates p: ``||grad J|| <= C sqrt(E[T] E_q[4 p (1 - p)])`` is sound.
@@ -31,6 +31,7 @@ from torch import Tensor
 from cvpo.stochasticity import trajectory_std
 
 Number = float | Float[Tensor, ""]
+"""Functions of numbers alone take floats and give a float, or take tensors and give one."""
 
 # ------------------------------------------------------------------------ means over visited tokens
 
@@ -45,16 +46,8 @@ def token_mean(x: Float[Tensor, "*tokens"], weight: Shaped[Tensor, "*tokens"]) -
     Raises:
         ValueError: Shapes differ, a weight is negative or not finite, or all are 0.
     """
-    if x.shape != weight.shape:
-        raise ValueError(
-            "weight must have one entry for each token, got "
-            f"{tuple(weight.shape)} for {tuple(x.shape)}"
-        )
-    weight = weight.to(torch.promote_types(x.dtype, torch.float32))
-    total = weight.sum()
-    if bool((weight < 0).any()) or not bool(total.isfinite()) or not bool(total > 0):
-        raise ValueError("weight must be finite, at least 0, and positive for some token")
-    return (weight * x.to(weight.dtype).masked_fill(weight == 0, 0)).sum() / total
+    share = _shares(weight, like=x)
+    return (share * _wide(x).masked_fill(share == 0, 0)).sum()
 
 
 def token_covariance(
@@ -63,6 +56,7 @@ def token_covariance(
     weight: Shaped[Tensor, "*tokens"],
 ) -> Float[Tensor, ""]:
     """Cov(x, y) over the visited tokens, by two passes. Arguments as for `token_mean`."""
+    x, y = _wide(x), _wide(y)
     return token_mean((x - token_mean(x, weight)) * (y - token_mean(y, weight)), weight)
 
 
@@ -71,6 +65,27 @@ def token_variance(
 ) -> Float[Tensor, ""]:
     """Var(x) over the visited tokens, by two passes. Arguments as for `token_mean`."""
     return token_covariance(x, x, weight)
+
+
+def _wide(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """In float32 at least: half precision would lose what a mean of squares needs."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _shares(
+    weight: Shaped[Tensor, "*tokens"], *, like: Float[Tensor, "*tokens"]
+) -> Float[Tensor, "*tokens"]:
+    """Each token's part of the visitation; they sum to 1."""
+    if like.shape != weight.shape:
+        raise ValueError(
+            "weight must have one entry for each token, got "
+            f"{tuple(weight.shape)} for {tuple(like.shape)}"
+        )
+    weight = weight.to(_wide(like).dtype)
+    total = weight.sum()
+    if bool((weight < 0).any()) or not bool(total.isfinite()) or not bool(total > 0):
+        raise ValueError("weight must be finite, at least 0, and positive for some token")
+    return weight / total
 
 
 # ---------------------------------------------------------------------------------------- the links
@@ -91,16 +106,16 @@ def token_gradient(
     Raises:
         ValueError: As `token_mean`.
     """
-    columns = (token_mean(column * advantages, weight) for column in scores.unbind(1))
-    return torch.stack(tuple(columns))
+    share = _shares(weight, like=advantages)
+    products = _wide(scores) * _wide(advantages)[:, None]
+    return share @ products.masked_fill(share[:, None] == 0, 0)
 
 
 def score_bound(
     score_norm: Float[Tensor, "*tokens"], weight: Shaped[Tensor, "*tokens"]
 ) -> Float[Tensor, ""]:
     """C (4), measured: the largest norm of grad log pi among the visited tokens."""
-    token_mean(score_norm, weight)
-    return score_norm[weight > 0].max()
+    return _wide(score_norm)[_shares(weight, like=score_norm) > 0].max()
 
 
 def score_times_advantage(
@@ -109,7 +124,7 @@ def score_times_advantage(
     weight: Shaped[Tensor, "*tokens"],
 ) -> Float[Tensor, ""]:
     """E[||g|| |A|], the middle of (5). Arguments as for `token_mean`."""
-    return token_mean(score_norm * advantages.abs(), weight)
+    return token_mean(_wide(score_norm) * _wide(advantages).abs(), weight)
 
 
 def absolute_advantage(
@@ -123,7 +138,7 @@ def second_moment(
     advantages: Float[Tensor, "*tokens"], weight: Shaped[Tensor, "*tokens"]
 ) -> Float[Tensor, ""]:
     """E[A^2] (6)-(7): at least (E|A|)^2, and Var A where E[A] = 0. Arguments as `token_mean`."""
-    return token_mean(advantages.square(), weight)
+    return token_mean(_wide(advantages).square(), weight)
 
 
 def expanded_variance(
@@ -149,15 +164,12 @@ def exact_variance(
     return token_variance(q, weight) - token_variance(v, weight)
 
 
-def worst_case_variance(variance_q: Number, variance_v: Number) -> Float[Tensor, ""]:
+def worst_case_variance(variance_q: Number, variance_v: Number) -> Number:
     """(sigma_Q + sqrt(Var V))^2 (10)-(11), the least favourable covariance of Q and V."""
-    deviations = torch.as_tensor(variance_q).sqrt() + torch.as_tensor(variance_v).sqrt()
-    return deviations.square()
+    return (variance_q**0.5 + variance_v**0.5) ** 2
 
 
-def printed_bound(
-    *, score_bound: Number, variance_q: Number, variance_v: Number
-) -> Float[Tensor, ""]:
+def printed_bound(*, score_bound: Number, variance_q: Number, variance_v: Number) -> Number:
     """C (sigma_Q + sqrt(Var V)) (12)-(13).
 
     C = 1, sigma_Q = .05: .07 at Var V = .0004 and .10 at Var V = .0025, 42.9 % more.
@@ -167,7 +179,7 @@ def printed_bound(
         variance_q: Var Q = sigma_Q^2 over the visited tokens, at least 0.
         variance_v: Var V over the visited states of all prompts, at least 0.
     """
-    return score_bound * worst_case_variance(variance_q, variance_v).sqrt()
+    return score_bound * worst_case_variance(variance_q, variance_v) ** 0.5
 
 
 class Links(NamedTuple):
@@ -223,10 +235,12 @@ def links(
         root_mean_square=C * second_moment(advantages, weight).sqrt(),
         deviation=C * token_variance(advantages, weight).sqrt(),
         expanded=C * expanded.sqrt(),
-        printed=printed_bound(
-            score_bound=C,
-            variance_q=token_variance(q, weight),
-            variance_v=token_variance(v, weight),
+        printed=torch.as_tensor(
+            printed_bound(
+                score_bound=C,
+                variance_q=token_variance(q, weight),
+                variance_v=token_variance(v, weight),
+            )
         ),
     )
 
@@ -265,9 +279,7 @@ def outcome_variance(
     return token_mean(4 * success * (1 - success), weight)
 
 
-def episode_bound(
-    *, score_bound: Number, mean_length: Number, outcome_variance: Number
-) -> Float[Tensor, ""]:
+def episode_bound(*, score_bound: Number, mean_length: Number, outcome_variance: Number) -> Number:
     """||grad J|| <= C sqrt(E[T] E_q[4 p (1 - p)]): sound for the episodic gradient.
 
     Args:
@@ -276,7 +288,7 @@ def episode_bound(
         outcome_variance: E_q[4 p (1 - p)], or the mean variance within a prompt of any terminal
             reward.
     """
-    return score_bound * torch.as_tensor(mean_length * outcome_variance).sqrt()
+    return score_bound * (mean_length * outcome_variance) ** 0.5
 
 
 def score_energy_bound(
@@ -285,7 +297,7 @@ def score_energy_bound(
     *,
     mean_length: Number,
     outcome_variance: Number,
-) -> Float[Tensor, ""]:
+) -> Number:
     """||grad J|| <= sqrt(E sum_t ||g_t||^2) sqrt(E_q[4 p (1 - p)]), tighter than `episode_bound`.
 
     It needs no bound on the score: the mean square takes C's place.

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
 from cvpo.runlog import RunLogError
 from sim.claims import CLAIMS
 from sim.studies import STUDIES
-from sim.study import Row, Settings, SimError, Study, format_rows, read_settings, run_study, unknown
+from sim.study import (
+    Row,
+    Settings,
+    SimError,
+    Study,
+    check_room,
+    format_rows,
+    read_settings,
+    run_study,
+    unknown,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m sim",
         description="Measures what CVPO's weights, tracker and bound do in worlds of known truth.",
         epilog=f"studies:\n{names}\n  {'all':<16}every one of them, then the claims\n\n"
-        "`python -m sim STUDY keys` lists a study's keys and defaults.",
+        "`python -m sim STUDY keys` lists a study's keys, their defaults and what they mean.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", metavar="STUDY", help="name of a study, or all")
@@ -54,8 +66,10 @@ def _run(studies: Sequence[Study], overrides: Sequence[str]) -> None:
             key = override.partition("=")[0]
             if key not in Settings.model_fields:
                 raise SimError(f"all: {unknown(key, Settings.model_fields)} (keys of every study)")
-    # All settings are read before the first study starts.
+    # All settings are read, and all folders looked at, before the first study starts.
     work = [(study, read_settings(study, overrides)) for study in studies]
+    for study, settings in work:
+        check_room(study.name, settings)
     found: list[Row] = []
     for study, settings in work:
         rows = run_study(study, settings)
@@ -84,8 +98,11 @@ def _by_claim(rows: Sequence[Row]) -> str:
 
 def _keys(study: Study) -> str:
     lines = [f"{study.name}: {study.about}"]
+    defaults = study.settings().model_dump(mode="json")
     for name, field in study.settings.model_fields.items():
-        lines.append(f"  {name}={field.get_default(call_default_factory=True)}")
+        about = " ".join((field.description or "").split())
+        lines.append(f"  {name}={json.dumps(defaults[name])}")
+        lines += textwrap.wrap(about, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 

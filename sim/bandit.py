@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 KINDS = 4
@@ -155,6 +155,15 @@ class Responses(NamedTuple):
     probability: Float[Tensor, "M kinds"]
     """Of each kind, under the policy that responded."""
 
+    def only(self, chosen: Bool[Tensor, " M"] | slice) -> Responses:
+        """Some of the groups."""
+        return Responses(*(part[chosen] for part in self))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Responses]) -> Responses:
+        """All groups of several."""
+        return cls(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
 
 class Draws(NamedTuple):
     """The random numbers of M groups; the same for every setting that is compared."""
@@ -208,7 +217,19 @@ class Bandit:
     def rates(self) -> Float[Tensor, "R size"]:
         """True success rates, held-out prompts included."""
         lift = (self.loading[self.world] @ self.skill[:, :, None]).flatten()
-        return _success(self.own, lift).view(self.runs, self.size)
+        return _success(_probability(self.own, lift)).view(self.runs, self.size)
+
+    def rates_of(self, row: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """True success rates of rows."""
+        return _success(_probability(self.own[row], self._lift(row)))
+
+    def first_values(
+        self, row: Int[Tensor, " M"], rate: Float[Tensor, " M"]
+    ) -> Float[Tensor, " M"]:
+        """What the critic says of prompts with these success rates: V(s_0), without its noise."""
+        run, prompt = self._split(row)
+        credit = rate + (1 - rate) * self.config.partial
+        return 2 * credit - 1 + self.error[self.world[run], prompt]
 
     def high_share(self) -> Float[Tensor, "R size"]:
         """True share of responses of high spread."""
@@ -216,19 +237,23 @@ class Bandit:
         probability = _probability(self.own, lift)
         return (probability[:, 1] + probability[:, 3]).view(self.runs, self.size)
 
+    def high_log_odds(self) -> Float[Tensor, "R size 2"]:
+        """log(pi(high) / pi(low)) among wrong and among correct responses; skills do not move it."""
+        low, high = self.own[:, 0::2], self.own[:, 1::2]
+        return (high - low).view(self.runs, self.size, 2)
+
     def respond(self, row: Int[Tensor, " M"], draws: Draws) -> Responses:
         """G responses to each of M prompts, with the critic's values."""
         probability = _probability(self.own[row], self._lift(row))
-        edges = probability.cumsum(1)[:, None, : KINDS - 1]
-        kind = (draws.kind[:, :, None] >= edges).sum(2)
+        cumulative = probability.cumsum(1)
+        # Rounding keeps the sum from 1; in units of it, what has no probability is never drawn.
+        drawn = draws.kind * cumulative[:, -1:]
+        kind = (drawn[:, :, None] >= cumulative[:, None, : KINDS - 1]).sum(2)
         correct = (kind >= 2).float()
-        solved, partial = probability[:, 2] + probability[:, 3], self.config.partial
-        if partial > 0:
+        if self.config.partial > 0:
             part = torch.searchsorted(self.credit, draws.credit) / self.config.parts
             correct = torch.maximum(correct, part)
-        run, prompt = self._split(row)
-        first = 2 * (solved + (1 - solved) * partial) - 1
-        first = first + self.error[self.world[run], prompt]
+        first = self.first_values(row, _success(probability))
         model = self.config.responses
         values = response_values(model, first, kind, 2 * correct - 1, draws)
         entropy = (
@@ -319,7 +344,8 @@ def _draw_world(config: BanditConfig, seed: int, size: int) -> _World:
     split = torch.nn.functional.logsigmoid(split)
     outcome = torch.nn.functional.logsigmoid(torch.stack([-odds, -odds, odds, odds], dim=1))
     learnable[config.prompts :] = True  # held-out prompts move through the skills, or not at all
-    return _World(outcome + split, loading, error, learnable.float())
+    # What cannot be learned is not learned through the skills either.
+    return _World(outcome + split, loading * learnable[:, None], error, learnable.float())
 
 
 def _binomial_edges(parts: int, share: float) -> Float[Tensor, " parts"]:
@@ -332,9 +358,8 @@ def _probability(own: Tensor, lift: Tensor) -> Float[Tensor, "M kinds"]:
     return torch.softmax(own + lift[:, None] * _CORRECT, dim=1)
 
 
-def _success(own: Tensor, lift: Tensor) -> Tensor:
-    probability = _probability(own, lift)
-    return probability[:, 2] + probability[:, 3]
+def _success(probability: Float[Tensor, "M kinds"]) -> Float[Tensor, " M"]:
+    return (probability[:, 2] + probability[:, 3]).clamp(max=1)  # rounding may exceed 1
 
 
 def _check(config: object, **ranges: tuple[float, float]) -> None:
@@ -343,8 +368,9 @@ def _check(config: object, **ranges: tuple[float, float]) -> None:
             continue
         low, high = ranges[entry.name]
         value = getattr(config, entry.name)
-        if value is not None and not low <= value <= high:
-            raise ValueError(f"{entry.name} must lie in [{low}, {high}], got {value!r}")
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            allowed = f"lie in [{low}, {high}]" if math.isfinite(high) else f"be at least {low}"
+            raise ValueError(f"{entry.name} must {allowed} and be finite, got {value!r}")
 
 
 PAPER_WORLD = BanditConfig(prompts=17398, own_rate=0.1, skill_rate=0.01)

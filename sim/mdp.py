@@ -28,7 +28,7 @@ class MDP:
     """q, the probability of each prompt. The prompts are the states of layer 0, which never end."""
     transitions: Layers
     """H of them, from layer t to t + 1: probabilities [S, A, N], or successors [S, A] (integers)
-    where transitions are deterministic. Rows of states that end are not read."""
+    where transitions are deterministic. Rows of states that end have no effect."""
     ends: Layers
     """H + 1 of [S], Boolean: the states in which a response ends. All of layer H do."""
     reward: Layers
@@ -56,15 +56,19 @@ class MDP:
             if not bool(reward[ends].isfinite().all()):
                 raise ValueError(f"MDP: reward of layer {t} must be finite where responses end")
         for t, transition in enumerate(self.transitions):
-            goes_on = transition[~self.ends[t]]
-            if transition.shape[0] != sizes[t] or transition.ndim not in (2, 3):
-                raise ValueError(f"MDP: transition {t} must begin with layer {t}'s {sizes[t]}")
-            if transition.ndim == 2 and bool(((goes_on < 0) | (goes_on >= sizes[t + 1])).any()):
-                raise ValueError(f"MDP: transition {t} leads outside 0..{sizes[t + 1] - 1}")
-            if transition.ndim == 3:
-                if transition.shape[2] != sizes[t + 1]:
-                    raise ValueError(f"MDP: transition {t} must end with {sizes[t + 1]} states")
-                _check_probabilities(f"transition {t}", goes_on)
+            S, N = sizes[t], sizes[t + 1]
+            dense = transition.ndim == 3 and transition.shape[2] == N
+            if transition.shape[0] != S or not (dense or transition.ndim == 2):
+                raise ValueError(
+                    f"MDP: transition {t} must be [{S}, A, {N}] or successors [{S}, A], "
+                    f"got {tuple(transition.shape)}"
+                )
+            if dense:
+                _check_probabilities(f"transition {t}", transition)
+            elif transition.is_floating_point() or bool(
+                ((transition < 0) | (transition >= N)).any()
+            ):
+                raise ValueError(f"MDP: successors of transition {t} must be integers 0..{N - 1}")
 
     @property
     def horizon(self) -> int:
@@ -132,7 +136,7 @@ class Tabular:
         pi = self.table[step].softmax(-1)
         scores = pi.new_zeros(len(state), sum(table.numel() for table in self.table))
         columns = first + A * state[:, None] + torch.arange(A)
-        scores[torch.arange(len(state))[:, None], columns] = torch.eye(A)[action] - pi[state]
+        scores[torch.arange(len(state))[:, None], columns] = torch.eye(A).to(pi)[action] - pi[state]
         return scores
 
     def gradient(self, pull: Layers) -> Float[Tensor, " P"]:
@@ -243,14 +247,15 @@ def success_rate(mdp: MDP, probs: Layers) -> Float[Tensor, " K"]:
     Decision: in these worlds a response is correct if its reward is positive, since nothing
     shapes the reward and no verifier stands beside it.
     """
-    return evaluate(mdp, probs, tuple((reward > 0).double() for reward in mdp.reward))[1][0]
+    rate = evaluate(mdp, probs, tuple((reward > 0).double() for reward in mdp.reward))[1][0]
+    return rate.clamp(max=1)  # what rounding may add
 
 
 def reward_variance(mdp: MDP, probs: Layers) -> Float[Tensor, " K"]:
     """Variance of the terminal reward within each prompt, [K]: 4 p (1 - p) for rewards +1, -1."""
     mean = evaluate(mdp, probs, mdp.reward)[1][0]
     square = evaluate(mdp, probs, tuple(reward.square() for reward in mdp.reward))[1][0]
-    return square - mean.square()
+    return (square - mean.square()).clamp(min=0)  # what rounding may take away
 
 
 def policy_gradient(

@@ -92,7 +92,7 @@ class Recorder:
                     "prompt_id": torch.arange(self.world.prompts),
                     "dataset": ["bandit"] * self.world.prompts,
                     "level": [BANDS[band] for band in bands(trained)],
-                    "difficulty": 1 - trained,
+                    "difficulty": training.difficulty[run],
                 }
             )
             self.logs.append(log)
@@ -173,7 +173,7 @@ class Recorder:
                 "w_s": step.w_s[rows],
                 "w_d": step.w_d[mine][each],
                 "rho": rho[each],
-                "round": [training.detectors[run].rounds] * len(each),
+                "round": [training.detectors[run].rounds - (run in step.ended)] * len(each),
                 "value_first": values[:, 0],
                 "value_mean": values.mean(1),
                 "advantage_mean": step.raw[rows].mean(1),
@@ -197,7 +197,7 @@ class Recorder:
                 "beta": tracker.beta[mine],
                 "rho": tracker.rho[mine],
                 "delta": tracker.delta[mine],
-                "w_d": training.weights()[run],
+                "w_d": ended.w_d,
                 "phase": [ended.phase] * prompts,
                 "true_rho": training.rates()[run].double(),
             },

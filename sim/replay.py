@@ -30,7 +30,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sim.study import Row, Settings, SimError
 
@@ -79,6 +79,13 @@ class ReplaySettings(Settings):
     """Rollouts of a prompt in an epoch of it; null where the file has a column for them."""
     replay_values: Values | None = None
     """``rates`` or ``counts``; null where the file leaves no doubt."""
+
+    @field_validator("*")
+    @classmethod
+    def _once(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and len(set(value)) < len(value):
+            raise ValueError("holds something twice, which would count it as two measurements")
+        return value
 
     def read_replay(self) -> Replay | None:
         """The real run, or None without a file."""
@@ -176,8 +183,8 @@ def _counts(
     for prompt, history in table.histories.items():
         numbers = np.array(history, dtype=np.float64) * unit
         whole = np.rint(numbers)
-        # NaN compares as False, so it is refused as well.
-        possible = (abs(numbers - whole) <= tolerance) & (whole >= 0) & (whole <= trials)
+        near = np.isclose(numbers, whole, rtol=0, atol=tolerance)  # not for NaN
+        possible = near & (whole >= 0) & (whole <= trials)
         if not possible.all():
             epoch = int(np.argmin(possible))
             allowed = (

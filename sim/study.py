@@ -22,7 +22,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from tqdm import tqdm
 
-from cvpo import RunLog
+from cvpo import RunLog, read_run
+from cvpo.runlog import RunLogError
 from sim.claims import CLAIMS
 
 if TYPE_CHECKING:
@@ -108,11 +109,15 @@ class Desk:
         """Opens the study's log.
 
         Raises:
-            SimError: The folder holds something already, and may not be replaced.
+            SimError: The folder holds something already and may not be replaced, or the backend is
+                not installed.
         """
         self.settings = settings
         self.folder = settings.output / name
-        _make_room(self.folder, overwrite=settings.overwrite)
+        check_room(name, settings)
+        _prepare(settings.backend)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
         self.log = RunLog.create(
             self.folder,
             config={"study": name, **settings.model_dump(mode="json")},
@@ -133,7 +138,6 @@ class Desk:
             desc: What the bar says.
         """
         work = list(arguments)
-        _prepare(self.settings.backend)
         parallel = joblib.Parallel(
             n_jobs=self.settings.jobs, backend=self.settings.backend, return_as="generator"
         )
@@ -166,23 +170,52 @@ def run_study(study: Study, settings: Settings) -> list[Row]:
     return rows
 
 
+def check_room(name: str, settings: Settings) -> None:
+    """Refuses to put a study's log where something else lies.
+
+    Args:
+        name: The study's.
+        settings: Say where, and whether an earlier log of the same study may be replaced.
+
+    Raises:
+        SimError: The folder holds no log of this study, or one that may not be replaced.
+    """
+    folder = settings.output / name
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        ours = read_run(folder).get("study") == name
+    except (OSError, RunLogError):
+        ours = False
+    if not ours:
+        raise SimError(
+            f"output: {folder} holds something that is no log of this study; choose another"
+        )
+    if not settings.overwrite:
+        raise SimError(
+            f"output: {folder} holds an earlier run of this study; set overwrite=true to replace "
+            "it, or output=FOLDER to keep both"
+        )
+
+
 def format_rows(rows: Sequence[Row]) -> str:
     """The rows as text, for a terminal."""
     import pandas as pd
 
+    # What is short comes first: in a narrow terminal only the words wrap.
     columns: dict[str, list[str]] = {
-        "what": [row.quantity for row in rows],
-        "where": [row.setting for row in rows],
+        "verdict": [row.verdict for row in rows],
+        "claim": ["" if row.claim is None else str(row.claim) for row in rows],
         "value": [_short(row.value) for row in rows],
+        "unit": [row.unit for row in rows],
         "95 % interval": [
             "" if math.isnan(row.low) else f"[{_short(row.low)}, {_short(row.high)}]"
             for row in rows
         ],
         "n": [str(row.n) for row in rows],
-        "unit": [row.unit for row in rows],
+        "what": [row.quantity for row in rows],
+        "where": [row.setting for row in rows],
         "the paper says": [row.paper for row in rows],
-        "claim": ["" if row.claim is None else str(row.claim) for row in rows],
-        "verdict": [row.verdict for row in rows],
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     widths = {name: max(map(len, [name, *cells])) for name, cells in shown.items()}
@@ -240,23 +273,6 @@ def _value(key: str, text: str) -> Any:
 
 def _short(number: float) -> str:
     return "-" if math.isnan(number) else f"{number:.4g}"
-
-
-def _make_room(folder: Path, *, overwrite: bool) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    try:
-        ours = "study" in yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
-    except (OSError, TypeError, UnicodeDecodeError, yaml.YAMLError):
-        ours = False
-    if not ours:
-        raise SimError(f"output: {folder} holds something that is no study's log; choose another")
-    if not overwrite:
-        raise SimError(
-            f"output: {folder} holds an earlier run of this study; set overwrite=true to replace "
-            "it, or output=FOLDER to keep both"
-        )
-    shutil.rmtree(folder)
 
 
 def _prepare(backend: str) -> None:

@@ -41,6 +41,8 @@ class Trace:
     """W_D of the prompts that are trained; 1 where the method has none."""
     high_share: Float[Array, "E R"]
     """True share of responses of high spread, mean over prompts that are trained."""
+    high_log_odds: Float[Array, "E R 2"]
+    """Log-odds of high spread among wrong and among correct responses, mean over the same."""
     rollouts: Int[Array, "E R"]
     """Responses generated so far, discarded ones included."""
     discarded: Int[Array, "E R"]
@@ -173,6 +175,7 @@ def _read(training: Training) -> dict[str, Array]:
         "tracked": training.tracker.rho.view(shape).float().numpy(),
         "weight": training.weights().numpy(),
         "high_share": training.bandit.high_share()[:, :prompts].mean(1).numpy(),
+        "high_log_odds": training.bandit.high_log_odds()[:, :prompts].mean(1).numpy(),
         "rollouts": training.rollouts.numpy().copy(),
         "discarded": training.discarded.numpy().copy(),
     }
@@ -208,6 +211,7 @@ def _select(trace: Trace, runs: Sequence[int] | range) -> Trace:
                 "tracked",
                 "weight",
                 "high_share",
+                "high_log_odds",
                 "rollouts",
                 "discarded",
                 "accuracy",

@@ -45,6 +45,9 @@ from sim.bandit import Bandit, BanditConfig, Draws, Responses
 RETRIES = 4
 """Times that dropped groups are replaced within a step."""
 
+BLIND = ("shuffled-epochs", "uniform")
+"""Samplers that learn nothing: one of them can choose for every run of a seed."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -136,9 +139,11 @@ class Training:
         self.round_trials = torch.zeros(runs, prompts, dtype=torch.float64)
         self.round_successes = torch.zeros(runs, prompts, dtype=torch.float64)
         self.curves = self._curves()
+        self.difficulty = self._measured_difficulty()
+        """What fixed curricula know of each run's prompts, [R, N]."""
         self.stochasticity = _side_by_side([s.stochasticity for s in self.settings])
         # Samplers that learn choose for each run; the others choose once for each seed.
-        alone = first.sampler not in ("shuffled-epochs", "uniform") or self._drops
+        alone = first.sampler not in BLIND or self._drops
         streams = range(runs) if alone else range(len(seeds))
         self.stream = torch.arange(runs) if alone else torch.arange(runs) % len(seeds)
         self.samplers = [self._sampler(index) for index in streams]
@@ -158,14 +163,14 @@ class Training:
 
     def step(self) -> Step:
         """Rolls out, observes, weighs and updates every run (algorithms 1 and 2)."""
-        responses = self._collect()
+        responses, dropped = self._collect()
         groups, rollouts = responses.kind.shape
         run = self._run_of(responses.row)
         correct = responses.correct.flatten()  # R
         values = responses.values.flatten(0, 1)
         mask = torch.ones_like(values, dtype=torch.bool)
         reward = 2 * correct - 1
-        group = torch.arange(groups).repeat_interleave(rollouts)
+        group = responses.row.repeat_interleave(rollouts)  # a prompt drawn twice is one group
         raw = estimate_advantages(self.method, reward, group, mask, values=values).advantages
         ones = torch.ones(groups * rollouts)
         sigma = trajectory_std(values, mask)
@@ -177,7 +182,7 @@ class Training:
         pushed = advantage + self._imitation(correct, run.repeat_interleave(rollouts))
         self.bandit.update(responses, pushed.view(groups, rollouts), batch=self.budget.batch)
         self.updates += 1
-        self._tell_samplers(responses, raw, run)
+        self._tell_samplers(responses, dropped, raw)
         return Step(responses, run, sigma, found.mu, w_s, w_d, raw, self._end_rounds())
 
     def rates(self) -> Float[Tensor, "R N"]:
@@ -200,30 +205,35 @@ class Training:
         """Whether groups may be dropped, so that runs of one seed differ in number of draws."""
         return self.method.dynamic_sampling or self.settings[0].sampler == "vcrl"
 
-    def _collect(self) -> Responses:
+    def _collect(self) -> tuple[Responses, Responses]:
+        """What the step trains on, and what was dropped."""
         wanted = [self.budget.batch] * len(self.samplers)
         if not self._drops:
             responses = self._respond(wanted)
             self._observe(responses)
-            return responses
-        parts = []
+            return responses, responses.only(slice(0))
+        kept, lost = [], []
         for _ in range(1 + RETRIES):
             responses = self._respond(wanted)
             self._observe(responses)
             keep = self._keep(responses)
-            run = self._run_of(responses.row)
-            dropped = torch.bincount(run[~keep], minlength=len(self.seeds))
+            kept.append(responses.only(keep))
+            lost.append(responses.only(~keep))
+            dropped = torch.bincount(self._run_of(lost[-1].row), minlength=len(self.seeds))
             self.discarded += dropped * self.budget.rollouts
-            self._tell_of_dropped(responses, keep)
-            parts.append(Responses(*(part[keep] for part in responses)))
             wanted = dropped.tolist()
             if not any(wanted):
                 break
-        return Responses(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return Responses.joined(kept), Responses.joined(lost)
 
     def _respond(self, wanted: Sequence[int]) -> Responses:
         """Groups of each run, `wanted` of each sampler."""
-        chosen = [sampler.next(n) for sampler, n in zip(self.samplers, wanted, strict=True)]
+        # A run that wants nothing is not asked: its sampler would draw, or count a call.
+        nothing = torch.empty(0, dtype=torch.int64)
+        chosen = [
+            sampler.next(n) if n else nothing
+            for sampler, n in zip(self.samplers, wanted, strict=True)
+        ]
         sizes = (self.budget.rollouts, self.world.responses.tokens)
         drawn = [Draws.of(g, n, *sizes) for g, n in zip(self.draws, wanted, strict=True)]
         if len(self.samplers) == len(self.seeds):
@@ -269,7 +279,7 @@ class Training:
         if kind == "thompson":
             return self._thompson(row)
         if kind == "oracle":
-            rho = self.bandit.rates().flatten()[row]
+            rho = self.bandit.rates_of(row)
         else:
             rho = self.tracker.rho[self._trained_row(row)].float()
         weight = self._curve(rho, run)
@@ -309,7 +319,7 @@ class Training:
         form = self.settings[0].stochasticity
         owner = run.repeat_interleave(self.budget.rollouts)
         if form.arm != "shuffled" and form.sharpness_unit == "absolute":
-            config = _of_rows(self.stochasticity, owner)
+            config = _of_rows(self.stochasticity, owner) if len(self.settings) > 1 else form
             return stochasticity(sigma, group, correct, config=config, entropy=entropy)
         weight, signal, mu = torch.empty(3, len(sigma))  # these look at a run's whole batch
         for index, setting in enumerate(self.settings):
@@ -338,40 +348,32 @@ class Training:
     # ---------------------------------------------------------------------------- end of a step
 
     def _tell_samplers(
-        self, responses: Responses, raw: Float[Tensor, "B T"], run: Int[Tensor, " M"]
+        self, responses: Responses, dropped: Responses, raw: Float[Tensor, "B T"]
     ) -> None:
-        if len(self.samplers) < len(self.seeds):
-            return  # those that learn nothing
-        size = raw.abs().mean(1).view(len(run), -1).mean(1)
-        self._feed(
-            responses, run, size, None if not self.method.critic else responses.values[:, 0, 0]
-        )
-
-    def _tell_of_dropped(self, responses: Responses, keep: Bool[Tensor, " M"]) -> None:
-        dropped = Responses(*(part[~keep] for part in responses))
-        unknown = torch.full((len(dropped.row),), torch.nan if self.method.critic else 0.0)
-        first = torch.full_like(unknown, torch.nan) if self.method.critic else None
-        self._feed(dropped, self._run_of(dropped.row), unknown, first)
-
-    def _feed(
-        self,
-        responses: Responses,
-        run: Int[Tensor, " M"],
-        size: Float[Tensor, " M"],
-        first: Float[Tensor, " M"] | None,
-    ) -> None:
-        prompt, successes = self._prompt_of(responses.row), responses.correct.sum(1).double()
+        """Once a step, of all its groups."""
+        if self.settings[0].sampler in BLIND:
+            return
+        rollouts = self.budget.rollouts
+        row = torch.cat([responses.row, dropped.row])
+        run, prompt = self._run_of(row), self._prompt_of(row)
+        successes = torch.cat([responses.correct.sum(1), dropped.correct.sum(1)]).double()
+        # A dropped group is never valued. Against each other equal verdicts are worth 0; against a
+        # critic, or if they differ, nobody knows.
+        alike = (dropped.correct == dropped.correct[:, :1]).all(1)
+        unknown = torch.where(alike & (not self.method.critic), 0.0, torch.nan)
+        size = raw.abs().mean(1).view_as(responses.correct).mean(1)
+        first = responses.values[:, 0, 0] if self.method.critic else None
+        sizes = torch.cat([size, unknown])
+        firsts = None if first is None else torch.cat([first, torch.full_like(unknown, torch.nan)])
         for index, sampler in enumerate(self.samplers):
             mine = run == index
-            if not bool(mine.any()):
-                continue
             sampler.observe(
                 Feedback(
                     prompt=prompt[mine],
-                    trials=torch.full((int(mine.sum()),), float(self.budget.rollouts)),
+                    trials=torch.full((int(mine.sum()),), float(rollouts)),
                     successes=successes[mine],
-                    mean_abs_advantage=size[mine],
-                    value_first=None if first is None else first[mine],
+                    mean_abs_advantage=sizes[mine],
+                    value_first=None if firsts is None else firsts[mine],
                 )
             )
 
@@ -385,6 +387,7 @@ class Training:
             return ended
         shape, tracker = (len(self.seeds), self.prompts), self.tracker
         rho, delta, visits = (x.view(shape) for x in (tracker.rho, tracker.delta, tracker.visits))
+        weights = self.weights()  # under the phase in which the round was
         for run in over:
             trials = self.round_trials[run].clone()
             successes = self.round_successes[run].clone()
@@ -400,7 +403,7 @@ class Training:
             self.round_successes[run] = 0
             if report.switched:
                 self.switched[run] = self.updates
-            ended[run] = EndedRound(report, phase, trials, successes)
+            ended[run] = EndedRound(report, phase, trials, successes, weights[run])
         return ended
 
     def _curves(self) -> tuple[Float[Tensor, "4 R"], Float[Tensor, "4 R"]]:
@@ -409,21 +412,32 @@ class Training:
         return torch.tensor(early).T, torch.tensor(bottleneck).T
 
     def _sampler(self, run: int) -> Sampler:
-        prompts, bandit = self.prompts, self.bandit
-        start = bandit.rates()[run, :prompts]
-        generator = torch.Generator().manual_seed(_mixed(self.seeds[run], 3))
-        seen = torch.binomial(torch.full_like(start, 16.0), start, generator=generator) / 16
-        error = bandit.error[bandit.world[run], :prompts]
+        bandit, first = self.bandit, run * self.bandit.size
+        rows = torch.arange(first, first + self.prompts)
+
+        def predict(prompt: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+            return bandit.first_values(first + prompt, bandit.rates_of(first + prompt))
+
         pool = Pool(
-            num_prompts=prompts,
+            num_prompts=self.prompts,
             seed=_mixed(self.seeds[run], 4),
             steps=self.budget.steps,
             rollouts=self.budget.rollouts,
-            difficulty=1 - seen,
-            predict=lambda prompt: (2 * bandit.rates()[run] - 1)[prompt] + error[prompt],
-            truth=lambda: bandit.rates()[run, :prompts],
+            difficulty=self.difficulty[run],
+            predict=predict,
+            truth=lambda: bandit.rates_of(rows),
         )
         return SAMPLERS[self.settings[run].sampler](pool)
+
+    def _measured_difficulty(self) -> Float[Tensor, "R N"]:
+        """Failure rates of the starting policy, each seen through 16 rollouts."""
+        rates = self.rates()
+        sixteen = torch.full((self.prompts,), 16.0)
+        seen = [
+            torch.binomial(sixteen, rate, generator=torch.Generator().manual_seed(_mixed(seed, 3)))
+            for rate, seed in zip(rates, self.seeds, strict=True)
+        ]
+        return 1 - torch.stack(seen) / 16
 
     def _run_of(self, row: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
         return torch.div(row, self.bandit.size, rounding_mode="floor")
@@ -437,12 +451,13 @@ class Training:
 
 
 class EndedRound(NamedTuple):
-    """A round of one run: the detector's report, the phase it was in, and what it counted."""
+    """A round of one run: the detector's report, the phase it was in, what it counted, and W_D."""
 
     report: RoundReport
     phase: str
     trials: Float[Tensor, " N"]
     successes: Float[Tensor, " N"]
+    w_d: Float[Tensor, " N"]
 
 
 class Step(NamedTuple):

@@ -9,8 +9,8 @@ from functools import partial
 
 from cvpo.samplers.adarft import AdaRFT
 from cvpo.samplers.bins import E2H, SEC
-from cvpo.samplers.half import PCL, Oracle
 from cvpo.samplers.interface import Feedback, Pool, Sampler, Selective
+from cvpo.samplers.near_half import PCL, Oracle
 from cvpo.samplers.plain import ShuffledEpochs, Uniform
 from cvpo.samplers.thompson import Thompson, bots, dbb, mopps, moving_average, thompson_weight
 from cvpo.samplers.vcrl import VCRL

@@ -107,7 +107,7 @@ class _Binned(Drawing):
         p = self.probabilities().clamp(min=1e-30)
         while missing := count - int(taken.sum()):
             drawn = torch.multinomial(
-                torch.where(taken < sizes, p, 0),
+                p,
                 missing,
                 replacement=True,
                 generator=self.generator,
@@ -124,8 +124,9 @@ class _Binned(Drawing):
 class E2H(_Binned):
     """Easy to hard (arXiv 2506.06632): a schedule over the bins of a fixed difficulty.
 
-    Progress is t/T, t the calls of ``next`` so far and T the run's steps, at most 1. A run that is
-    resumed with another number of steps goes on under the schedule of the new one.
+    Progress is t/T, t the calls of ``next`` so far and T the run's steps, at most 1. Refills are
+    calls too. Decision: a run that is resumed with another number of steps goes on under the
+    schedule of the new one.
     """
 
     fixed = (*_Binned.fixed, "schedule")
@@ -162,9 +163,9 @@ class E2H(_Binned):
         return SCHEDULES[self.schedule](self.progress, self.bins)
 
     def next(self, count: int) -> Int[Tensor, " count"]:
-        """As `Drawing.next`; moves the schedule on by one call."""
+        """As `Drawing.next`; moves the schedule on by one call, unless it asks for nothing."""
         chosen = super().next(count)
-        self.calls += 1
+        self.calls += count > 0
         return chosen
 
     def metrics(self) -> dict[str, float]:

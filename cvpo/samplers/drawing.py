@@ -35,9 +35,10 @@ class Drawing(Restorable):
         """
         if count < 0:
             raise ValueError(f"{type(self).__name__}: {count} prompts asked for")
+        if count <= self.num_prompts:
+            return self._choose(count)
         passes, rest = divmod(count, self.num_prompts)
-        everything = torch.arange(self.num_prompts).repeat(passes)
-        return torch.cat([everything, self._choose(rest)]) if passes else self._choose(rest)
+        return torch.cat([torch.arange(self.num_prompts).repeat(passes), self._choose(rest)])
 
     def _choose(self, count: int) -> Int[Tensor, " count"]:
         """``count`` distinct prompts, at most as many as there are."""

@@ -7,26 +7,25 @@ apart.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cvpo.samplers.drawing import Drawing, check_candidates, nearest
+from cvpo.samplers.drawing import check_candidates
 from cvpo.samplers.interface import Feedback, Pool, required
+from cvpo.samplers.near_half import NearHalf
 from cvpo.trackers import BetaTracker, BOTSTracker, DBBTracker, MovingAverageTracker, Tracker
 
 
-class Thompson(Drawing):
+class Thompson(NearHalf):
     """Draws c times as many candidates as it needs, and a success rate for each from its posterior.
 
     Of ``g ~ Beta(alpha, beta)`` the B with the smallest ``(g - 1/2)^2`` are taken, among c B
     candidates drawn without replacement (or all prompts, where there are fewer).
     """
 
-    fixed = (*Drawing.fixed, "candidates")
-    moving = (*Drawing.moving, "tracker", "distance")
+    fixed = (*NearHalf.fixed, "candidates")
+    moving = (*NearHalf.moving, "tracker")
 
     def __init__(self, pool: Pool, *, tracker: Tracker, candidates: int = 16) -> None:
         """Nothing is observed yet.
@@ -43,24 +42,16 @@ class Thompson(Drawing):
         check_candidates("mopps", candidates)
         self.candidates = candidates
         self.tracker = tracker
-        self.distance = math.nan
 
     def _choose(self, count: int) -> Int[Tensor, " count"]:
         prompt = self._candidates(self.candidates * count)
         solved = torch._standard_gamma(self.tracker.alpha[prompt], self.generator)
         failed = torch._standard_gamma(self.tracker.beta[prompt], self.generator)
-        distance = (solved / (solved + failed) - 0.5).abs()
-        chosen = nearest(distance, count)
-        self.distance = distance[chosen].mean().item()
-        return prompt[chosen]
+        return self._take(prompt, solved / (solved + failed), count)
 
     def observe(self, feedback: Feedback) -> None:
         """Updates the posterior."""
         self.tracker.observe(feedback.prompt, feedback.trials, feedback.successes)
-
-    def metrics(self) -> dict[str, float]:
-        """How near to 1/2 the draws were that were taken last."""
-        return {"sampler/distance": self.distance}
 
 
 def mopps(pool: Pool, *, discount: float = 0.5, candidates: int = 16) -> Thompson:

@@ -140,7 +140,7 @@ class VCRL(Drawing):
         Returns:
             Whether a group is trained on, [M].
         """
-        share = variance_share(trials, successes)
+        prompt, share = prompt.cpu(), variance_share(trials, successes).cpu()
         replayed = self.replayed[prompt]
         kept = replayed | (share >= self.kappa)
         before = self.priority[prompt]

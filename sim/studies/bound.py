@@ -84,8 +84,8 @@ class BoundSettings(Settings):
     """Random MDPs of each of the eight kinds and each seed."""
     prompts: int = Field(default=3, ge=2, le=100)
     """Prompts of a world or tree."""
-    states: int = Field(default=5, ge=1, le=100)
-    """States of each later layer of a random MDP."""
+    states: int = Field(default=5, ge=2, le=100)
+    """States of each later layer of a random MDP; with one alone no action would matter."""
     actions: int = Field(default=3, ge=2, le=20)
     """Actions of a random MDP."""
     horizon: int = Field(default=5, ge=1, le=50)
@@ -199,19 +199,22 @@ def measure(mdp: MDP, policy: Policy) -> Measured:
         identity_error=abs((variance_a - exact_variance(world.q, world.v, world.weight)).item()),
         energy=(length * second_moment(world.advantages, world.weight)).item(),
         outcome_variance=outcome.item(),
-        episode_bound=episode_bound(
-            score_bound=C, mean_length=length, outcome_variance=outcome
-        ).item(),
-        score_energy_bound=score_energy_bound(
-            world.score_norm, world.weight, mean_length=length, outcome_variance=outcome
-        ).item(),
+        episode_bound=float(
+            episode_bound(score_bound=C, mean_length=length, outcome_variance=outcome)
+        ),
+        score_energy_bound=float(
+            score_energy_bound(
+                world.score_norm, world.weight, mean_length=length, outcome_variance=outcome
+            )
+        ),
     )
 
 
 def random_worlds(settings: BoundSettings, seed: int, kind: Kind) -> list[Measured]:
     """Measures ``settings.worlds`` random worlds of one kind.
 
-    A world in which no prompt's reward varies has no gradient to bound, and is drawn again.
+    A world in which no prompt's reward varies has no gradient to bound, and is drawn again; with
+    two states or more at least about a quarter are kept.
     """
     generator = torch.Generator().manual_seed(len(KINDS) * seed + KINDS.index(kind))
     found: list[Measured] = []
@@ -462,7 +465,9 @@ def bound_rows(worlds: Worlds, chains: dict[int, Measured]) -> list[Row]:
             )
         )
     random = _all(worlds)
-    broken = [world.gradient > float(world.links.printed) * (1 + ROUNDING) for world in random]
+    broken = [
+        bound_verdict([world.gradient], [float(world.links.printed)]) == "fails" for world in random
+    ]
     rows.append(
         Row(
             quantity="share of worlds that break (13)",
@@ -480,13 +485,10 @@ def governs_rows(worlds: Worlds) -> list[Row]:
     """What goes with the size of the gradient, from world to world of a kind."""
 
     def row(name: str, x: Number, y: Number) -> Row:
-        interval = correlation_interval(worlds, x, y)
-        return Row(
+        return _row(
+            correlation_interval(worlds, x, y),
             quantity=f"rank correlation of the gradient's norm with {name}",
             setting="token mean; random worlds, within a kind",
-            value=interval.estimate,
-            low=interval.low,
-            high=interval.high,
             n=len(_all(worlds)),
         )
 
@@ -588,15 +590,12 @@ def link_rows(worlds: Worlds) -> list[Row]:
     every = _all(worlds)
     rows = []
     for link, name in NAMES.items():
-        interval = median_interval([_tightness(world, link) for world in every])
         held = all(holding(world.links, tolerance=ROUNDING)[link] for world in every)
         rows.append(
-            Row(
+            _row(
+                median_interval([_tightness(world, link) for world in every]),
                 quantity=f"{name} / true gradient, median",
                 setting="token mean; random worlds",
-                value=interval.estimate,
-                low=interval.low,
-                high=interval.high,
                 n=len(every),
                 unit="ratio",
                 paper="at least the link before",
@@ -660,14 +659,11 @@ def identity_rows(worlds: Worlds) -> list[Row]:
         ("sqrt(E sum ||g||^2) sqrt(E_q[4p(1-p)])", "score_energy_bound"),
     ):
         ratios = [getattr(world, field) / world.gradient for world in every]
-        interval = median_interval(ratios)
         rows += [
-            Row(
+            _row(
+                median_interval(ratios),
                 quantity=f"{name} / ||grad J||, median",
                 setting="episodic J; random worlds",
-                value=interval.estimate,
-                low=interval.low,
-                high=interval.high,
                 n=len(every),
                 unit="ratio",
             ),
@@ -741,13 +737,10 @@ def tree_rows(trees: Sequence[TreeMeasured], *, batch: int) -> list[Row]:
     """E[A|s] by estimator, and the parts of Var V."""
 
     def row(quantity: str, setting: str, numbers: Sequence[float], paper: str) -> Row:
-        interval = bootstrap_interval(np.array(numbers))
-        return Row(
+        return _row(
+            bootstrap_interval(np.array(numbers)),
             quantity=quantity,
             setting=f"token trees; {setting}",
-            value=interval.estimate,
-            low=interval.low,
-            high=interval.high,
             n=len(trees),
             unit="share",
             paper=paper,
@@ -789,6 +782,10 @@ def median_interval(x: Sequence[float]) -> Interval:
     return bootstrap_interval(
         np.array(x), statistic=lambda rows: np.median(rows, axis=1), num_resamples=2000
     )
+
+
+def _row(interval: Interval, **what: Any) -> Row:
+    return Row(value=interval.estimate, low=interval.low, high=interval.high, **what)
 
 
 def _gradient(world: Measured) -> float:

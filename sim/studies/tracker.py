@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.special import betainc
 from scipy.stats import betabinom
 
@@ -29,7 +29,7 @@ from cvpo.metrics import Interval, paired_t_interval
 from cvpo.trackers import TRACKERS, Tracker
 from sim.drift import ROLLOUTS, ROUNDS, SHAPES, Drift, draw_counts, true_rates
 from sim.replay import Replay, ReplaySettings, not_measured
-from sim.study import Desk, Row, Study, Verdict
+from sim.study import Desk, Row, SimError, Study, Verdict
 
 CLAIM = 5
 MARGIN = 0.05
@@ -63,6 +63,12 @@ class TrackerSettings(ReplaySettings):
     dbb_discounts: tuple[Discount, ...] = (0.75, 0.5)
     windows: tuple[Annotated[int, Field(ge=1)], ...] = (1, 3, 5, 10)
     """Of the moving average."""
+
+    @model_validator(mode="after")
+    def _scores_something(self) -> TrackerSettings:
+        if self.burn_in >= self.rounds:
+            raise ValueError(f"burn_in must lie below rounds ({self.rounds}), got {self.burn_in}")
+        return self
 
 
 # ------------------------------------------------------------------------------- the trackers
@@ -180,10 +186,12 @@ def lag(tracker: Tracker, share: float, *, trials: int = ROLLOUTS) -> float:
         trials: Rollouts of a round.
     """
     prompt, k = torch.tensor([0]), torch.tensor([trials])
+    failures = torch.zeros(1)
+    expected = torch.tensor([trials * JUMP_TO], dtype=torch.float64)
     for _ in range(ROUNDS_BEFORE):
-        tracker.observe(prompt, k, torch.tensor([0]))
+        tracker.observe(prompt, k, failures)
     for round_ in range(1, LONGEST + 1):
-        tracker.observe(prompt, k, torch.tensor([trials * JUMP_TO]))
+        tracker.observe(prompt, k, expected)
         if tracker.rho.item() >= share * JUMP_TO - 1e-9:
             return float(round_)
     return math.nan
@@ -411,6 +419,11 @@ def run(settings: TrackerSettings, desk: Desk) -> list[Row]:
 def _real(
     replay: Replay, chosen: Sequence[Contender], settings: TrackerSettings, desk: Desk
 ) -> list[Row]:
+    if replay.lengths.max() <= settings.burn_in:
+        raise SimError(
+            f"burn_in: no prompt of {settings.replay} has more than {settings.burn_in} epochs, so "
+            "none would be scored; lower burn_in or set replay=null"
+        )
     work = [(contender, replay, settings.burn_in) for contender in chosen]
     return real_rows(dict(zip(chosen, desk.map(on_replay, work, "real run"), strict=True)))
 

@@ -20,11 +20,11 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 
 from cvpo import CurriculumConfig, DifficultyCurriculum
-from cvpo.metrics import bootstrap_interval
+from cvpo.metrics import bootstrap_interval, paired_t_interval
 from sim.drift import (
     BATCH,
     PROMPTS,
@@ -37,7 +37,7 @@ from sim.drift import (
     true_rates,
 )
 from sim.replay import Replay, ReplaySettings, not_measured
-from sim.study import Desk, Row, Study, Verdict
+from sim.study import Desk, Row, SimError, Study, Verdict
 
 Quantifier = Literal["mean", "all", "fraction"]
 QUANTIFIERS: tuple[Quantifier, ...] = get_args(Quantifier)
@@ -53,6 +53,9 @@ TELLS_APART = 0.5
 FEWEST_SEEDS = 5
 """Below this nothing is claimed."""
 CONTROL_EPOCHS = 80
+"""Of the real run's frozen control."""
+SMOOTHING = 7
+"""Epochs of the moving mean that stands for a prompt's rate in the real run."""
 
 
 class TriggerSettings(ReplaySettings):
@@ -62,14 +65,15 @@ class TriggerSettings(ReplaySettings):
     """Prompts of the synthetic worlds."""
     rounds: int = Field(default=ROUNDS, ge=2)
     """Rounds of the synthetic worlds; 30 are the paper's 2000 steps."""
-    stop: int = Field(default=10, ge=1)
-    """The round from which a policy that stops has the same rates."""
+    stops: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(10, 20), min_length=1)
+    """Rounds from which a policy that stops has the same rates. Two, since a clock may ring shortly
+    after one of them."""
     growths: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         default=(0.03, 0.1), min_length=1
     )
     """Mean growth of a logit in a round, slow to fast; the real run's low set fits the first."""
     discounts: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        default=(1.0, 0.95, 0.9), min_length=1
+        default=(1.0, 0.9), min_length=1
     )
     """Of the tracker; 1 is the paper's."""
     control_seeds: int = Field(default=20, ge=1)
@@ -77,8 +81,8 @@ class TriggerSettings(ReplaySettings):
 
     @model_validator(mode="after")
     def _stops_in_time(self) -> TriggerSettings:
-        if self.stop >= self.rounds:
-            raise ValueError(f"stop must lie below rounds ({self.rounds}), got {self.stop}")
+        if max(self.stops) >= self.rounds:
+            raise ValueError(f"stops must lie below rounds ({self.rounds}), got {self.stops}")
         return self
 
 
@@ -126,7 +130,8 @@ def share_interval(events: int, runs: int, *, z: float = 1.96) -> tuple[float, f
     share = events / runs
     centre = (share + z**2 / (2 * runs)) / (1 + z**2 / runs)
     half = z / (1 + z**2 / runs) * math.sqrt(share * (1 - share) / runs + (z / (2 * runs)) ** 2)
-    return centre - half, centre + half
+    # At 0 and 1 one end is the share itself, but for rounding.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def policies(settings: TriggerSettings) -> list[Drift]:
             rounds=settings.rounds,
         )
         for growth, shape, stop in itertools.product(
-            settings.growths, SHAPES, (None, settings.stop)
+            settings.growths, SHAPES, (None, *settings.stops)
         )
     ]
     return [*moving, replace(moving[0], stop=0)]
@@ -243,7 +248,7 @@ def setting_rows(
         found: Its outcomes on all policies of that speed, and on the frozen one.
         seeds: How many there are, for the verdict.
     """
-    where = f"{describe(config)}; growth {growth:g}"
+    where = f"{describe(config)}; growth {growth:g}, {found[0].drift.rounds} rounds"
     improving = [outcome.switch for outcome in found if outcome.drift.stop is None]
     stopped = [(o.switch, o.drift.stop) for o in found if o.drift.stop is not None]
     told = discriminate(improving, stopped)
@@ -336,19 +341,37 @@ def frozen_counts(
     return rng.binomial(trials, rate[:, None], size=(len(rate), CONTROL_EPOCHS))
 
 
+def moving_mean(x: Float[np.ndarray, "N E"], window: int) -> Float[np.ndarray, "N E"]:
+    """Mean over the ``window`` (odd) columns around each one, over those that exist at the ends."""
+    column = np.arange(x.shape[1])
+    near = abs(column[:, None] - column) <= window // 2
+    return np.asarray(x @ (near / near.sum(axis=0)))
+
+
+def redrawn_counts(
+    counts: Int[np.ndarray, "N E"], seed: int, *, trials: int
+) -> Int[np.ndarray, "N E"]:
+    """The improving run with other rollouts: each prompt's rate is its moving mean.
+
+    The run itself is a single draw, and a detector that looks at every epoch has many chances to be
+    fooled by it.
+
+    Args:
+        counts: Successes of the real run.
+        seed: Of the draw.
+        trials: Rollouts of a prompt in an epoch.
+    """
+    rates = moving_mean(counts / trials, SMOOTHING).clip(0, 1)
+    return np.random.default_rng([seed, 2]).binomial(trials, rates)
+
+
 def control(
     counts: Int[np.ndarray, "N E"], config: CurriculumConfig, seed: int, trials: int
 ) -> tuple[float, float]:
-    """Epochs of the switch on prompts drawn anew from the real run, and on its frozen control.
-
-    The run itself is a single one. Drawing its prompts with replacement says how far the result
-    hangs on which prompts there were, not on the training run.
-    """
-    rng = np.random.default_rng([seed, 2])
-    drawn = counts[rng.integers(len(counts), size=len(counts))]
+    """Epochs of the switch on the improving run with other rollouts, and on its frozen control."""
     frozen = frozen_counts(counts, seed, trials=trials, by_epoch=_by_epoch(config))
     return (
-        switch_round(drawn, config, trials=trials),
+        switch_round(redrawn_counts(counts, seed, trials=trials), config, trials=trials),
         switch_round(frozen, config, trials=trials),
     )
 
@@ -363,6 +386,7 @@ def real_rows(
     controls: Sequence[tuple[float, float]],
     *,
     epochs: int,
+    improves: bool,
 ) -> list[Row]:
     """What one setting does on the real run.
 
@@ -372,6 +396,8 @@ def real_rows(
         controls: `control` for each seed.
         epochs: Of the real run; a later switch on the control is no detection, since the run itself
             had no time for it.
+        improves: Whether the real run does; if not, it cannot raise a false alarm, and nothing is
+            said of the claim.
     """
     where = f"real run: {describe(config)}"
     fired = [frozen for _, frozen in controls if not math.isnan(frozen)]
@@ -382,17 +408,33 @@ def real_rows(
         [redrawn for redrawn, _ in controls],
         [(frozen if frozen < epochs else NEVER, -1) for _, frozen in controls],
     )
+    claimed = _is_paper(config) and improves
     return [
         Row(
-            "epoch of the switch, improving",
+            "epoch of the switch",
             f"{where}{'; never' if math.isnan(switch) else ''}",
             switch,
             unit="epoch",
             paper=f"near visit {PAPER_STEP * BATCH / PROMPTS:.0f}" if _is_paper(config) else "",
         ),
         _mean_row("epoch of the switch, frozen control", f"{where}; {drawn}", fired, unit="epoch"),
-        _verdict_row(where, told, claimed=_is_paper(config), seeds=len(controls)),
+        _verdict_row(where, told, claimed=claimed, seeds=len(controls)),
     ]
+
+
+def rise_row(counts: Int[np.ndarray, "N E"], *, trials: int) -> Row:
+    """How much the success rate of a prompt rose from the first half of the run to the second."""
+    half = counts.shape[1] // 2
+    first, second = counts[:, :half].mean(axis=1), counts[:, half:].mean(axis=1)
+    rise = paired_t_interval(second / trials, first / trials)
+    return Row(
+        "rise of the success rate from the first half to the second",
+        "real run",
+        rise.estimate,
+        rise.low,
+        rise.high,
+        n=len(counts),
+    )
 
 
 # -------------------------------------------------------------------------------------- rows
@@ -441,16 +483,24 @@ def run(settings: TriggerSettings, desk: Desk) -> list[Row]:
 
 
 def _real(replay: Replay, settings: TriggerSettings, desk: Desk) -> list[Row]:
+    if replay.lengths.min() < 2:
+        short = replay.source_ids[int(replay.lengths.argmin())]
+        raise SimError(
+            f"replay: prompt {short!r} of {settings.replay} has a single epoch, and only epochs of "
+            "all prompts are used; drop the prompt, or set replay=null"
+        )
     counts, configs, seeds = replay.common, real_configs(), range(settings.control_seeds)
     work = [(counts, config, seed, replay.trials) for config in configs for seed in seeds]
     controls = desk.map(control, work, "frozen control")
-    rows: list[Row] = []
+    rise = rise_row(counts, trials=replay.trials)
+    rows = [rise]
     for index, config in enumerate(configs):
         rows += real_rows(
             config,
             switch_round(counts, config, trials=replay.trials),
             controls[index * len(seeds) : (index + 1) * len(seeds)],
             epochs=counts.shape[1],
+            improves=rise.low > 0,
         )
     return rows
 

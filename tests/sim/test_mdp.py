@@ -368,9 +368,17 @@ def small() -> MDP:
 
 
 def test_what_stands_in_the_rows_of_states_that_end_does_not_matter() -> None:
-    odd = small().transitions[1].clone()
-    odd[1] = -7.0
-    replace(small(), transitions=(small().transitions[0], odd))
+    reward = (*small().reward[:2], torch.tensor([1.0, 5.0]).double())
+    mdp = replace(small(), reward=reward)
+    other = mdp.transitions[1].clone()
+    other[1] = torch.tensor([0.9, 0.1], dtype=torch.float64)
+    policy = random_tabular(mdp, torch.Generator().manual_seed(0))
+    a, b = (
+        solve(world, policy.logits())
+        for world in (mdp, replace(mdp, transitions=(mdp.transitions[0], other)))
+    )
+    assert torch.equal(a.objective, b.objective)
+    assert torch.equal(policy_gradient(policy, a), policy_gradient(policy, b))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +387,12 @@ def test_what_stands_in_the_rows_of_states_that_end_does_not_matter() -> None:
         ("start", torch.tensor([0.5, 0.4]).double(), "start"),
         ("start", torch.tensor([1.5, -0.5]).double(), "start"),
         ("transitions", (), "at least 1"),
-        ("transitions", (torch.tensor([[0, 2], [1, 0]]), small().transitions[1]), r"0 .* 0\.\.1"),
+        (
+            "transitions",
+            (torch.tensor([[0, 2], [1, 0]]), small().transitions[1]),
+            r"transition 0 .* 0\.\.1",
+        ),
+        ("transitions", (torch.zeros(2, 2), small().transitions[1]), "integers"),
         ("transitions", (small().transitions[0], torch.full((2, 2, 2), 0.4)), "transition 1"),
         ("transitions", (small().transitions[0], torch.full((2, 2, 3), 1 / 3)), "transition 1"),
         ("transitions", (torch.zeros(3, 2).long(), small().transitions[1]), "transition 0"),
@@ -392,4 +405,4 @@ def test_what_stands_in_the_rows_of_states_that_end_does_not_matter() -> None:
 )
 def test_what_is_no_mdp_is_refused_by_name(field: str, value: object, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        replace(small(), **{field: value})  # type: ignore[arg-type]
+        replace(small(), **{field: value})

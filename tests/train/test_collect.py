@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cvpo import Feedback, extract_answer
+from cvpo import SAMPLERS, Feedback, Pool, ShuffledEpochs, extract_answer
 from train.config import Config
 from train.rollout.batch import Batch
 from train.run import Run
@@ -300,3 +300,121 @@ def test_without_critic_the_sampler_hears_of_no_value(make_run: MakeRun) -> None
     assert kept.any()
     assert not kept.all()
     assert told.mean_abs_advantage.tolist() == kept.float().tolist()  # discarded: worth 0
+
+
+# ---------------------------------------------------------------------- a sampler that is selective
+
+
+class Choosy(Listening):
+    """Takes prompts in order, and keeps those with an even id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def next(self, count: int) -> Tensor:
+        first = sum(self.asked)
+        self.asked.append(count)
+        return torch.arange(first, first + count)
+
+    def keep(self, prompt: Tensor, trials: Tensor, successes: Tensor) -> Tensor:
+        assert trials.tolist() == [4] * len(prompt)
+        assert ((successes >= 0) & (successes <= 4)).all()
+        return prompt % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("refills", "asked", "kept"), [(3, [4, 2, 1], [0, 2, 4, 6]), (1, [4, 2], [0, 2, 4])]
+)
+def test_what_a_sampler_does_not_keep_is_replaced_reported_and_paid_for(
+    make_run: MakeRun, refills: int, asked: list[int], kept: list[int]
+) -> None:
+    run = make_run("method=grpo", f"rollout.max_refills={refills}")
+    sampler = run.collector.sampler = Choosy()
+    batch = run.collector.next(1)
+    assert sampler.asked == asked
+    assert batch.prompt_id.view(-1, 4)[:, 0].tolist() == kept
+    assert batch.observed["prompt"].tolist() == list(range(sum(asked)))
+    assert batch.generated_tokens > int(batch.lengths.sum())
+    run.collector.observe(batch, torch.ones(batch.response_mask.shape), None)
+    (told,) = sampler.told
+    assert told.prompt.tolist() == list(range(sum(asked)))
+    # A dropped group is worth 0 only where its verdicts are equal; else nobody knows.
+    for prompt, successes, size in zip(
+        told.prompt.tolist(), told.successes.tolist(), told.mean_abs_advantage.tolist(), strict=True
+    ):
+        expected = 1.0 if prompt in kept else 0.0 if successes in (0, 4) else math.nan
+        assert size == pytest.approx(expected, nan_ok=True)
+    assert told.mean_abs_advantage.isnan().any()
+
+
+def test_a_group_must_please_both_dynamic_sampling_and_the_sampler(make_run: MakeRun) -> None:
+    run = make_run("method=dapo", "rollout.prompts=5", "rollout.max_refills=2")
+    run.collector.sampler = Choosy()
+    batch = run.collector.next(1)
+    assert len(batch) > 0
+    assert (batch.prompt_id % 2 == 0).all()
+    share = batch.correct.view(-1, 4).mean(1)
+    assert ((share > 0) & (share < 1)).all()
+
+
+def test_value_pretraining_does_not_ask_the_sampler(make_run: MakeRun) -> None:
+    run = make_run("method=vapo")
+    sampler = run.collector.sampler = Choosy()
+    assert len(run.collector.frozen(1)) == 16
+    assert not sampler.asked
+
+
+# -------------------------------------------------------------------------- what a sampler may know
+
+
+class Curious(ShuffledEpochs):
+    """Remembers what it was made of."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self.pool = pool
+
+
+def pool_of(run: Run) -> Pool:
+    assert isinstance(run.collector.sampler, Curious)
+    return run.collector.sampler.pool
+
+
+def test_a_sampler_may_ask_the_critic_for_the_value_of_a_prompt(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAMPLERS, "curious", Curious)
+    run = make_run("method=vapo", "rollout.sampler=curious", "rollout.prompts=16", "steps=7")
+    pool = pool_of(run)
+    assert (pool.num_prompts, pool.seed, pool.steps, pool.rollouts) == (16, 1, 7, 4)
+    assert pool.truth is None
+    assert pool.predict is not None
+    batch = run.collector.next(1)
+    for _ in range(2):
+        values = run.engine.values(batch)
+        assert torch.allclose(pool.predict(batch.prompt_id), values[:, 0], atol=1e-6)
+        # A fresh head says 0 of everything; the prediction follows the critic as it learns.
+        returns = torch.where(batch.response_mask, batch.reward[:, None], 0)
+        run.engine.update_critic(batch, returns, values, passes=2)
+    assert values[:, 0].std() > 0
+    assert run.phases.seconds["values"] > 0
+
+
+def test_a_run_says_what_it_does_not_know(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(SAMPLERS, "curious", Curious)
+    pool = pool_of(make_run("method=grpo", "rollout.sampler=curious"))
+    assert pool.predict is None
+    assert pool.difficulty is None
+    file = tmp_path / "problems.jsonl"
+    lines = [f'{{"problem": "{a}+1=", "answer": {a + 1}, "difficulty": 0.{a}}}\n' for a in range(5)]
+    source = [f"data.train.source={file}", "data.train.levels=null", "rollout.sampler=curious"]
+    file.write_text("".join(lines))
+    difficulty = pool_of(make_run("method=grpo", *source)).difficulty
+    assert difficulty is not None
+    assert difficulty.tolist() == [0.0, 0.1, 0.2, 0.3, 0.4]
+    # One problem without it, and no sampler may rely on it.
+    file.write_text("".join([*lines, '{"problem": "1+1=", "answer": 2}\n']))
+    assert pool_of(make_run("method=grpo", *source)).difficulty is None

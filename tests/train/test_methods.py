@@ -35,7 +35,8 @@ CRITIC = {name for name in METRICS if name.startswith(("critic/", "sigma/"))}
 PRETRAINING = {name for name in METRICS if name.startswith("pretraining/")}
 ROUND = {f"curriculum/{name}" for name in ("low_delta", "high_delta", "low_count", "high_count")}
 SELDOM = {"policy/kl", "lm/loss", "eval/<benchmark>"}
-ALWAYS = set(METRICS) - CRITIC - PRETRAINING - ROUND - SELDOM
+SAMPLER = {name for name in METRICS if name.startswith("sampler/")} - {"sampler/epoch"}
+ALWAYS = set(METRICS) - CRITIC - PRETRAINING - ROUND - SELDOM - SAMPLER
 # Not a number where a class is empty or a quantity does not vary.
 MAY_BE_MISSING = {"length/correct", "weights/advantage_ratio"}
 
@@ -163,13 +164,52 @@ def test_every_arm_of_the_stochasticity_weight_runs(tiny_config: MakeConfig, arm
     assert rows["w_s"][wrong].lt(1).any() == (arm != "positive_only")
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
-def test_every_sampler_runs(tiny_config: MakeConfig, sampler: str) -> None:
+@pytest.fixture
+def measured(tmp_path: Path) -> list[str]:
+    """Overrides for problems whose difficulty has been measured."""
+    file = tmp_path / "problems.jsonl"
+    rows = [
+        {"problem": problem.text, "answer": problem.gold, "difficulty": index / 16}
+        for index, problem in enumerate(problems("rl", count=16, levels=[1]))
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [f"data.train.source={file}", "data.train.levels=null"]
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - {"oracle"}))
+def test_every_sampler_runs(tiny_config: MakeConfig, measured: list[str], sampler: str) -> None:
+    method = "vapo" if sampler == "pcl" else "grpo"
     config = tiny_config(
-        "method=grpo", f"rollout.sampler={sampler}", "steps=2", "evaluation.benchmarks=[]"
+        *measured,
+        f"method={method}",
+        f"rollout.sampler={sampler}",
+        "steps=2",
+        "evaluation.benchmarks=[]",
     )
-    train(config)
-    assert read_metrics(config.folder)["step"].tolist() == [0, 1, 2]
+    run = train(config)
+    metrics = read_metrics(config.folder)
+    assert metrics["step"].tolist() == [0, 1, 2]
+    own = run.collector.sampler.metrics()
+    assert metrics.iloc[-1][list(own)].to_dict() == pytest.approx(own)
+    assert {name for name in metrics if name.startswith("sampler/")} == own.keys()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "method", "lacking"),
+    [
+        ("oracle", "cvpo", "truth"),
+        ("pcl", "grpo", "predict"),
+        ("e2h-cosine", "grpo", "difficulty"),
+        ("bots", "cvpo", "difficulty"),
+    ],
+)
+def test_a_sampler_that_lacks_what_it_needs_is_refused_before_anything_is_written(
+    tiny_config: MakeConfig, sampler: str, method: str, lacking: str
+) -> None:
+    config = tiny_config(f"method={method}", f"rollout.sampler={sampler}")
+    with pytest.raises(ConfigError, match=rf"^rollout\.sampler: {sampler} needs `{lacking}`"):
+        train(config)
+    assert not config.folder.exists()
 
 
 def test_the_kl_to_the_reference_is_logged(tiny_config: MakeConfig) -> None:

@@ -1,4 +1,4 @@
-"""Samplers that take the prompts which are solved half of the time, by a critic or by the truth."""
+"""Samplers that take the prompts which are solved half of the time: by a critic, by the truth."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from cvpo.samplers.drawing import Drawing, check_candidates, nearest
 from cvpo.samplers.interface import Pool, required
 
 
-class _Nearest(Drawing):
-    """Takes the candidates whose success rate, by some source, is nearest to 1/2."""
+class NearHalf(Drawing):
+    """Takes the candidates whose success rate, as a child makes it out, is nearest to 1/2."""
 
     moving = (*Drawing.moving, "distance")
 
     def __init__(self, pool: Pool) -> None:
+        """Nothing is drawn yet."""
         super().__init__(pool)
         self.distance = math.nan
 
@@ -26,7 +27,8 @@ class _Nearest(Drawing):
     ) -> Int[Tensor, " count"]:
         distance = (rate - 0.5).abs()
         chosen = nearest(distance, count)
-        self.distance = distance[chosen].mean().item()
+        if count:
+            self.distance = distance[chosen].mean().item()
         return prompt[chosen]
 
     def metrics(self) -> dict[str, float]:
@@ -34,7 +36,7 @@ class _Nearest(Drawing):
         return {"sampler/distance": self.distance}
 
 
-class PCL(_Nearest):
+class PCL(NearHalf):
     """Prompt curriculum learning (arXiv 2510.01135): the critic predicts what is worth rolling out.
 
     Of 4 m candidates, drawn without replacement, the m whose predicted success rate
@@ -71,7 +73,7 @@ class PCL(_Nearest):
         return self._take(prompt, (value + 1) / 2, count)
 
 
-class Oracle(_Nearest):
+class Oracle(NearHalf):
     """The ceiling: of all prompts those whose true success rate is nearest to 1/2.
 
     Ties are broken at random.
