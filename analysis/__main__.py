@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from analysis import AnalysisError, summary
+from analysis import AnalysisError, export, ls, summary
 from cvpo.runlog import RunLogError
 
 
@@ -14,7 +14,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m analysis", description="Tables and figures from run logs."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    ls.add_command(commands)
     summary.add_command(commands)
+    export.add_command(commands)
     arguments = parser.parse_args(argv)
     try:
         arguments.act(arguments)

@@ -239,7 +239,7 @@ class BetaTracker(_Posterior):
         alpha, beta = self.alpha[prompt], self.beta[prompt]
         before = alpha / (alpha + beta)
         alpha = 1 + self.discount * (alpha - 1) + successes
-        beta = 1 + self.discount * (beta - 1) + trials - successes
+        beta = 1 + self.discount * (beta - 1) + (trials - successes)
         self.alpha[prompt], self.beta[prompt] = alpha, beta
         change = (alpha / (alpha + beta) - before) / before
         self.delta[prompt] = torch.where(self.visits[prompt] >= 1, change, math.nan)
@@ -269,7 +269,8 @@ class DBBTracker(_Posterior):
 
     def _update(self, prompt: Tensor, trials: Tensor, successes: Tensor) -> None:
         self.alpha[prompt] = self.discount * self.alpha[prompt] + successes
-        self.beta[prompt] = self.discount * self.beta[prompt] + trials - successes
+        # In this order, or rounding would eat what is left of an old failure: (tiny + 8) - 8 = 0.
+        self.beta[prompt] = self.discount * self.beta[prompt] + (trials - successes)
 
 
 class BOTSTracker(BetaTracker):

@@ -1,29 +1,46 @@
-"""Draws the figures that stand in this folder: `python -m paper_figures RUN... [-o FOLDER]`."""
+"""Makes the exhibits: `python -m paper_figures [NAME ...] --runs RUN ... [-o FOLDER]`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import AnalysisError
+from analysis.exhibit import save
+from analysis.sources import open_sources
 from cvpo.runlog import RunLogError
-from paper_figures import figure2_accuracy
-
-FIGURES = {"figure2_accuracy": figure2_accuracy.draw}
+from paper_figures import EXHIBITS
 
 
-def main() -> int:
-    """Draws every figure; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m paper_figures", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes all exhibits, or those that are named; returns the exit status.
+
+    One that the runs cannot show is passed over with the reason, unless it was named.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m paper_figures", description="Tables and figures, from run logs alone."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXHIBITS)}")
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, metavar="RUN")
     parser.add_argument("-o", "--output", type=Path, default=Path("paper_figures/out"))
-    parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="a figure's name")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
-        for name in options.only or FIGURES:
-            print(FIGURES[name](options.runs, options.output))
+        unknown = [name for name in options.names if name not in EXHIBITS]
+        if unknown:
+            raise AnalysisError(f"no exhibit {unknown[0]!r}; there are {', '.join(EXHIBITS)}")
+        sources = open_sources(options.runs)
+        for name in options.names or EXHIBITS:
+            try:
+                exhibit = EXHIBITS[name](sources)
+            except (AnalysisError, RunLogError) as error:
+                if options.names:
+                    raise
+                print(f"{name}: not made: {error}", file=sys.stderr)
+                continue
+            for file in save(exhibit, options.output, name):
+                print(file)
     except (AnalysisError, RunLogError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -157,13 +157,15 @@ class Recorder:
         correct = step.responses.correct[mine].flatten().double()
         tokens = self.world.responses.tokens
         each = torch.arange(groups).repeat_interleave(rollouts)
+        # A prompt that is drawn twice in a step goes on counting its samples.
+        earlier = (prompt[:, None] == prompt).tril(-1).sum(1)
         rho = training.tracker.rho[run * training.prompts + prompt]
         self.logs[run].trajectories(
             training.updates,
             {
                 "step": [training.updates] * len(each),
                 "prompt_id": prompt[each],
-                "sample": torch.arange(rollouts).repeat(groups),
+                "sample": (rollouts * earlier[:, None] + torch.arange(rollouts)).flatten(),
                 "length": [tokens] * len(each),
                 "truncated": [False] * len(each),
                 "reward": 2 * correct - 1,

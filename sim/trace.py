@@ -111,6 +111,7 @@ def compare(
     *,
     desc: str,
     logged: bool = False,
+    seeds: Sequence[int] | None = None,
 ) -> dict[str, Trace]:
     """Settings of any kind in the worlds of the desk's seeds, on all cores: name -> trace [seeds].
 
@@ -121,6 +122,7 @@ def compare(
         settings: Of distinct names.
         desc: What the progress bar says.
         logged: Whether each run writes a run log of its own, below the study's folder.
+        seeds: Of other worlds than the desk's.
 
     Raises:
         ValueError: Two settings share a name, or the budget is impossible.
@@ -128,7 +130,7 @@ def compare(
     names = [setting.name for setting in settings]
     if len(set(names)) < len(names):
         raise ValueError(f"settings must have distinct names, got {names}")
-    seeds = desk.settings.seeds
+    seeds = desk.settings.seeds if seeds is None else seeds
     folder = desk.folder / "runs" if logged else None
     batches = list(_batches(settings, runs=max(1, _ROWS // (world.prompts * len(seeds)))))
     traces = desk.map(

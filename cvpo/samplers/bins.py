@@ -107,7 +107,7 @@ class _Binned(Drawing):
         p = self.probabilities().clamp(min=1e-30)
         while missing := count - int(taken.sum()):
             drawn = torch.multinomial(
-                p,
+                torch.where(taken < sizes, p, 0),
                 missing,
                 replacement=True,
                 generator=self.generator,

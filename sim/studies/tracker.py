@@ -40,6 +40,8 @@ COVERAGE = 0.9
 """Nominal coverage of the credible intervals."""
 JUMP_TO, ROUNDS_BEFORE, LONGEST = 0.9, 20, 1000
 """The jump of section 5.1: rounds of failures, then this rate; and when waiting ends."""
+SMALLEST = 1e-300
+"""Of a Beta distribution's parameters."""
 SHARES = (0.5, 0.9)
 """Of a jump, to be covered."""
 
@@ -61,6 +63,7 @@ class TrackerSettings(ReplaySettings):
     discounts: tuple[Discount, ...] = (0.98, 0.95, 0.9, 0.8, 0.75, 0.7, 0.5, 0.3)
     """Of the Beta tracker, beside the paper's 1."""
     dbb_discounts: tuple[Discount, ...] = (0.75, 0.5)
+    """Of the DBB tracker; the two of its source."""
     windows: tuple[Annotated[int, Field(ge=1)], ...] = (1, 3, 5, 10)
     """Of the moving average."""
 
@@ -159,20 +162,30 @@ def follow(
         there = np.arange(len(counts)) if mask is None else np.flatnonzero(mask[:, round_])
         at = (there, round_)
         s = counts[at]
-        alpha, beta, rho = (x.numpy()[there] for x in (tracker.alpha, tracker.beta, tracker.rho))
+        alpha, beta, rho = _posterior(tracker, there)
         scores.log_likelihood[at] = betabinom.logpmf(s, trials, alpha, beta)
         scores.prediction_error[at] = (rho - s / trials) ** 2
         prompt = torch.from_numpy(there)
         tracker.observe(prompt, torch.full((len(there),), trials), torch.from_numpy(s))
         if rates is not None:
             p = rates[at]
-            alpha, beta, rho = (
-                x.numpy()[there] for x in (tracker.alpha, tracker.beta, tracker.rho)
-            )
+            alpha, beta, rho = _posterior(tracker, there)
             below = betainc(alpha, beta, p)
             scores.truth_error[at] = (rho - p) ** 2
             scores.covered[at] = (below >= tail) & (below <= 1 - tail)
     return scores
+
+
+def _posterior(
+    tracker: Tracker, prompt: Int[np.ndarray, " M"]
+) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+    """alpha, beta and rho of these prompts.
+
+    A tracker that forgets its prior may reach alpha or beta = 0, where the distributions are not
+    defined; `SMALLEST` is their limit.
+    """
+    alpha, beta, rho = (x.numpy()[prompt] for x in (tracker.alpha, tracker.beta, tracker.rho))
+    return alpha.clip(min=SMALLEST), beta.clip(min=SMALLEST), rho
 
 
 def lag(tracker: Tracker, share: float, *, trials: int = ROLLOUTS) -> float:
@@ -237,9 +250,9 @@ def excesses(
 
     Args:
         paper: Summed squared error of the paper's tracker by unit (seed or prompt).
-        others: The same of each tracker it is compared with.
+        others: The same of each tracker it is compared with, at least one.
     """
-    confidence = 1 - 0.05 / max(1, len(others))
+    confidence = 1 - 0.05 / len(others)
     found = {}
     for contender, error in others.items():
         ratio = ratio_interval(paper, error, confidence=confidence)
@@ -262,7 +275,7 @@ def tracking_verdict(excess: Sequence[Interval]) -> Verdict:
     return "holds" if all(interval.high <= MARGIN for interval in excess) else "undecided"
 
 
-def _excess_row(where: str, errors: Mapping[Contender, Float[np.ndarray, " n"]], unit: str) -> Row:
+def _excess_row(where: str, errors: Mapping[Contender, Float[np.ndarray, " n"]]) -> Row:
     """The paper's squared error against the best discount's, with the verdict on all of them."""
     discounted = {c: error for c, error in errors.items() if c.kind == "beta" and c != PAPER}
     if not discounted:
@@ -276,7 +289,7 @@ def _excess_row(where: str, errors: Mapping[Contender, Float[np.ndarray, " n"]],
         found[best].low,
         found[best].high,
         n=len(errors[PAPER]),
-        unit=unit,
+        unit="share",
         paper="follows the drift",
         claim=CLAIM,
         verdict=tracking_verdict(list(found.values())),
@@ -292,10 +305,11 @@ def on_replay(
     """Sums over the scored epochs of each prompt: log-likelihood, squared error, predictions."""
     tracker = contender.build(replay.counts[:, 0] / replay.trials)
     scores = follow(tracker, replay.counts, trials=replay.trials, mask=replay.mask)
+    scored = replay.mask[:, burn_in:]
     return {
-        "log_likelihood": np.nansum(scores.log_likelihood[:, burn_in:], axis=1),
-        "squared_error": np.nansum(scores.prediction_error[:, burn_in:], axis=1),
-        "predictions": replay.mask[:, burn_in:].sum(axis=1).astype(np.float64),
+        "log_likelihood": scores.log_likelihood[:, burn_in:].sum(axis=1, where=scored),
+        "squared_error": scores.prediction_error[:, burn_in:].sum(axis=1, where=scored),
+        "predictions": scored.sum(axis=1).astype(np.float64),
     }
 
 
@@ -324,7 +338,7 @@ def real_rows(found: Mapping[Contender, Mapping[str, Float[np.ndarray, " N"]]]) 
                 )
             )
     errors = {contender: sums["squared_error"][scored] for contender, sums in found.items()}
-    return [*rows, _excess_row("real run", errors, "share")]
+    return [*rows, _excess_row("real run", errors)]
 
 
 # -------------------------------------------------------------------------- synthetic drift
@@ -377,7 +391,7 @@ def world_rows(world: str, found: Mapping[Contender, Means], *, improving: bool)
     """
     errors = {contender: means.by_seed["truth_error"] for contender, means in found.items()}
     best = min(errors, key=lambda contender: float(errors[contender].mean()))
-    excess = _excess_row(world, errors, "share")
+    excess = _excess_row(world, errors)
     rows = [excess if improving else replace(excess, claim=None, paper="", verdict="")]
     for contender in dict.fromkeys((PAPER, best)):
         where = f"{world}: {contender}{' (best of all)' if contender == best else ''}"

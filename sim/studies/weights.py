@@ -22,6 +22,13 @@ Decisions:
 - The prose of claim 2 is read as: of the correct responses those of high sigma lose mass, of the
   wrong ones those of low sigma do.
 - ``shuffled`` in a tree is its expectation over permutations: E[W_S | prompt, outcome].
+- ``matched`` is a constant with the mean W_S that ``literal`` had on each outcome. So the effect of
+  ``literal`` is a sum of parts: the constant's (a larger step on correct and a smaller one on wrong
+  responses), ``matched`` less ``constant`` (the rest of the step's size), ``shuffled`` less
+  ``matched`` (where sigma goes with prompt and outcome), ``literal`` less ``shuffled`` (what the
+  trajectory's own sigma tells).
+- Trees ask for a pattern of tokens, another one for each prompt, under one policy that does not see
+  the prompt. So prompts compete, and a weight decides which of them win.
 - Advantages of trees have lambda_policy = 1, as the bandit's: the length-adaptive lambda of long
   responses exceeds .99.
 """
@@ -50,11 +57,11 @@ from sim.study import Desk, Row, Settings, Study, Verdict
 from sim.trace import Array, Trace, compare
 from sim.training import Budget, Setting
 from sim.tree import (
-    Trajectories,
     TokenTree,
+    Trajectories,
     bigram_policy,
     expected_update,
-    sum_rule,
+    pattern_rule,
     token_tree,
     trajectories,
     trajectory_scores,
@@ -62,10 +69,11 @@ from sim.tree import (
 
 CONTROLLED = (*ARMS, "outcome_group")
 """Every arm, and ``literal`` with mu over the trajectories of the same outcome."""
-LOGGED = ("literal", "none", "constant", "shuffled")
+LOGGED = ("vapo", "literal", "none", "constant", "shuffled")
 """Arms whose bandit trainings leave run logs."""
 PASSES = (8, 32)
 """k of pass@k."""
+END, AREA = "accuracy at the end", "mean accuracy over training"
 FEWEST_SEEDS = 5
 """Below this no difference is claimed."""
 ROUNDING = 1e-8
@@ -75,8 +83,8 @@ ROUNDING = 1e-8
 class WeightsSettings(Settings):
     """Keys of the weights study."""
 
-    coefficient: float = Field(default=0.3, ge=0, lt=1)
-    """alpha_P = alpha_N."""
+    coefficient: float = Field(default=0.3, gt=0, le=0.5)
+    """alpha_P = alpha_N; the constant with the same mean weights needs at most twice as much."""
     sharpness: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 50.0
     """lambda_P = lambda_N."""
     sharper: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 200.0
@@ -103,6 +111,8 @@ class WeightsSettings(Settings):
     """Tokens of a tree; token 0 ends a response."""
     length: int = Field(default=5, ge=2, le=10)
     """Tokens of a tree's longest response."""
+    pattern: int = Field(default=3, ge=1, le=10)
+    """Tokens of the pattern that a tree's prompt asks for."""
     tree_steps: int = Field(default=200, ge=1)
     """Exact gradient steps in a tree."""
     tree_rate: float = Field(default=0.5, gt=0)
@@ -114,6 +124,8 @@ class WeightsSettings(Settings):
             raise ValueError(f"batch must be at most prompts ({self.prompts}), got {self.batch}")
         if self.tree_prompts * self.vocabulary**self.length > 50_000:
             raise ValueError("tree_prompts * vocabulary^length must be at most 50 000")
+        if self.pattern > self.length:
+            raise ValueError(f"pattern must be at most length ({self.length}), got {self.pattern}")
         return self
 
     @property
@@ -409,15 +421,14 @@ class TreeRun(NamedTuple):
 
 
 def random_tree(settings: WeightsSettings, seed: int) -> tuple[TokenTree, Shared]:
-    """Prompts from easy to hard, and a random bigram policy whose parameters all of them share."""
+    """A random pattern for each prompt, and a random bigram policy that all of them share."""
     generator = torch.Generator().manual_seed(seed)
-    A, T = settings.vocabulary, settings.length
-    highest = (A - 1) * T
-    threshold = torch.linspace(0.3 * highest, 0.7 * highest, settings.tree_prompts).ceil().long()
-    start = torch.ones(settings.tree_prompts)
-    tree = token_tree(sum_rule(threshold), start=start, vocabulary=A, length=T, eos=True)
+    A, K = settings.vocabulary, settings.tree_prompts
+    # Token 0 ends a response, so no pattern holds it.
+    rule = pattern_rule(torch.randint(1, A, (K, settings.pattern), generator=generator))
+    tree = token_tree(rule, start=torch.ones(K), vocabulary=A, length=settings.length, eos=True)
     logits = torch.randn(A + 1, A, generator=generator, dtype=torch.float64)
-    logits[:, 0] -= math.log(T)  # else most responses would end at once
+    logits[:, 0] -= math.log(settings.length)  # else most responses would end at once
     return tree, bigram_policy(tree, logits)
 
 
@@ -425,7 +436,7 @@ def train_tree(settings: WeightsSettings, seed: int, arm: str) -> TreeRun:
     """Exact gradient steps in a tree under an arm of W_S."""
     tree, policy = random_tree(settings, seed)
     config = arm_config(arm, coefficient=settings.coefficient, sharpness=settings.sharpness)
-    readings = []
+    readings: list[list[float]] = []
     for _ in range(settings.tree_steps):
         found = trajectories(tree, policy)
         weight = tree_weight(found, config)
@@ -507,8 +518,8 @@ def tree_rows(runs: Mapping[str, Sequence[TreeRun]]) -> list[Row]:
     """Arms against each other in the token trees."""
     end = {
         arm: {
-            "accuracy at the end": np.array([run.accuracy[-1] for run in of]),
-            "mean accuracy over training": np.array([run.accuracy.mean() for run in of]),
+            END: np.array([run.accuracy[-1] for run in of]),
+            AREA: np.array([run.accuracy.mean() for run in of]),
             **{
                 f"pass@{k} at the end": np.array([run.passes[-1, i] for run in of])
                 for i, k in enumerate(PASSES)
@@ -624,26 +635,40 @@ def bandits(settings: WeightsSettings) -> dict[str, tuple[BanditConfig, float]]:
     }
 
 
-def train_bandit(
-    desk: Desk,
-    settings: WeightsSettings,
-    name: str,
-    *,
-    arms: Sequence[str] = CONTROLLED,
-    logged: Sequence[str] = (),
-) -> dict[str, Trace]:
-    """Trains every arm, and VAPO itself, in one of `bandits`; some leave run logs."""
+def train_bandit(desk: Desk, settings: WeightsSettings, name: str) -> dict[str, Trace]:
+    """Trains every arm, and ``matched``, in one of `bandits`; in the first VAPO itself as well.
+
+    Those of `LOGGED` leave run logs in the first bandit.
+    """
     world, sharpness = bandits(settings)[name]
-    chosen = [Setting("vapo", method="vapo")]
-    for arm in arms:
-        config = arm_config(arm, coefficient=settings.coefficient, sharpness=sharpness)
-        chosen.append(Setting(arm, method="cvpo-stochasticity", stochasticity=config))
-    traces = {}
+    chosen = [
+        Setting(
+            arm,
+            method="cvpo-stochasticity",
+            stochasticity=arm_config(arm, coefficient=settings.coefficient, sharpness=sharpness),
+        )
+        for arm in CONTROLLED
+    ]
+    logged: tuple[str, ...] = ()
+    if name == DEFAULT:
+        chosen.append(Setting("vapo", method="vapo"))
+        logged = LOGGED
+    traces: dict[str, Trace] = {}
     for keep in (True, False):
         part = [setting for setting in chosen if (setting.name in logged) == keep]
-        if part:
-            traces |= compare(desk, world, settings.budget, part, desc=name, logged=keep)
-    return {setting.name: traces[setting.name] for setting in chosen}
+        traces |= compare(desk, world, settings.budget, part, desc=name, logged=keep)
+    matched = Setting(
+        "matched", method="cvpo-stochasticity", stochasticity=matched_constant(traces["literal"])
+    )
+    return traces | compare(desk, world, settings.budget, [matched], desc=f"{name}, matched")
+
+
+def matched_constant(trace: Trace) -> StochasticityConfig:
+    """The constant whose weights are the means, over a training, of those on either outcome."""
+    wrong, correct = np.nanmean(trace.w_s, axis=(0, 1))
+    return StochasticityConfig(
+        arm="constant", alpha_p=float(2 * (correct - 1)), alpha_n=float(2 * (1 - wrong))
+    )
 
 
 def scores(trace: Trace) -> Scores:
@@ -651,8 +676,8 @@ def scores(trace: Trace) -> Scores:
     first, last = trace.rates[0], trace.rates[-1].astype(np.float64)
     area = np.trapezoid(trace.rates, trace.steps, axis=0) / (trace.steps[-1] - trace.steps[0])
     per_prompt = {
-        "accuracy at the end": last,
-        "mean accuracy over training": area,
+        END: last,
+        AREA: area,
         **{f"pass@{k} at the end": 1 - (1 - last) ** k for k in PASSES},
     }
     band = np.stack([bands(torch.from_numpy(row)).numpy() for row in first])
@@ -674,12 +699,22 @@ def bandit_rows(found: Mapping[str, Mapping[str, Scores]]) -> list[Row]:
     Args:
         found: Scores by bandit and arm.
     """
-    rows = []
+    rows: list[Row] = []
     for world, arms in found.items():
         where = f"{world}; {{}} less {{}}"
         rows += _performance_rows(arms, where)
         rows += _mass_rows(arms, where.format("literal", "none"))
-    rows += _third_rows(found[DEFAULT])
+    default = found[DEFAULT]
+    rows += _third_rows(default)
+    rows.append(
+        difference_row(
+            END,
+            f"{DEFAULT}; none less vapo",
+            default["none"][END],
+            default["vapo"][END],
+            paper="the same method",
+        )
+    )
     return rows
 
 
@@ -687,7 +722,7 @@ def difference_table(found: Mapping[str, Mapping[str, Scores]]) -> list[dict[str
     """Every score of every arm, less that of none, of constant and of shuffled."""
     rows = []
     for world, arms in found.items():
-        for arm, other in product(arms, ("none", "constant", "shuffled")):
+        for arm, other in product(arms, ("none", "constant", "matched", "shuffled")):
             for measure, a in arms[arm].items() if arm != other else ():
                 row = difference_row(measure, world, a, arms[other][measure])
                 rows.append(
@@ -697,41 +732,39 @@ def difference_table(found: Mapping[str, Mapping[str, Scores]]) -> list[dict[str
     return rows
 
 
-def _performance_rows(arms: Mapping[str, Scores], where: str) -> Iterator[Row]:
-    """What W_S is worth: against VAPO, beyond a constant, and by arm.
+COMPARISONS: tuple[tuple[str, str, str, int], ...] = (
+    ("literal", "none", "W_S alone beats VAPO", 8),
+    ("literal", "constant", "sigma tells more than a constant", 4),
+    ("literal", "matched", "sigma tells more than a constant", 4),
+    ("literal", "shuffled", "a trajectory's own sigma tells something", 4),
+)
+"""Arms whose difference in accuracy the paper claims to be positive, and the claim's number."""
+PARTS = (("constant", "none"), ("matched", "constant"), ("shuffled", "matched"))
+"""The parts of the effect of W_S that are not the trajectory's own sigma."""
 
-    The difference of ``constant`` from none is what its two steps do, one larger (correct) and one
-    smaller; that of ``literal`` from the two controls is what sigma adds.
-    """
-    base = "vapo" if "vapo" in arms else "none"
-    accuracy = ("accuracy at the end", "mean accuracy over training")
-    for measure in accuracy:
-        a = arms["literal"][measure]
-        yield difference_row(
-            measure, where.format("literal", base), a, arms[base][measure],
-            paper="W_S alone beats VAPO", claim=8, sign=1,
-        )  # fmt: skip
-        for control in ("constant", "shuffled"):
-            yield difference_row(
-                measure, where.format("literal", control), a, arms[control][measure],
-                paper="sigma tells more than a constant", claim=4, sign=1,
-            )  # fmt: skip
-    for k in PASSES:
-        measure = f"pass@{k} at the end"
-        for arm in ("literal", "constant"):
-            claimed = arm == "literal" and k == max(PASSES)
-            yield difference_row(
-                measure, where.format(arm, "none"), arms[arm][measure], arms["none"][measure],
-                paper="gains hold for pass@32" if claimed else "",
-                claim=12 if claimed else None,
-                sign=1 if claimed else 0,
-            )  # fmt: skip
-    measure = accuracy[1]
-    for arm in arms:
-        if arm not in ("literal", "none", "vapo"):
-            yield difference_row(
-                measure, where.format(arm, "none"), arms[arm][measure], arms["none"][measure]
-            )
+
+def _performance_rows(arms: Mapping[str, Scores], where: str) -> Iterator[Row]:
+    """What W_S is worth: against VAPO, beyond a constant, by part and by arm."""
+
+    def row(measure: str, arm: str, other: str, paper: str = "", claim: int | None = None) -> Row:
+        a, b = arms[arm][measure], arms[other][measure]
+        setting = where.format(arm, other)
+        sign: Literal[1, 0] = 0 if claim is None else 1
+        return difference_row(measure, setting, a, b, paper=paper, claim=claim, sign=sign)
+
+    for measure, (arm, other, paper, claim) in product((END, AREA), COMPARISONS):
+        if other in arms:
+            yield row(measure, arm, other, paper, claim)
+    widest = f"pass@{max(PASSES)} at the end"
+    yield row(widest, "literal", "none", "gains hold for pass@32", 12)
+    for arm, k in product(("constant", "positive_only"), PASSES):
+        yield row(f"pass@{k} at the end", arm, "none")
+    for arm, other in PARTS:
+        if arm in arms and other in arms:
+            yield row(AREA, arm, other)
+    for arm in CONTROLLED:
+        if arm not in ("literal", "none", "constant"):
+            yield row(AREA, arm, "none")
 
 
 def _mass_rows(arms: Mapping[str, Scores], where: str) -> Iterator[Row]:
@@ -748,10 +781,10 @@ def _mass_rows(arms: Mapping[str, Scores], where: str) -> Iterator[Row]:
 
 
 def _third_rows(arms: Mapping[str, Scores]) -> Iterator[Row]:
-    """Where W_S acts: accuracy by difficulty, split into the constant's part and sigma's."""
-    measure = "mean accuracy over training"
-    for third, (arm, other) in product(BANDS, (("constant", "none"), ("literal", "constant"))):
-        name = f"{measure}, {third} third"
+    """Where W_S acts: by difficulty, the constant's part and what sigma adds."""
+    pairs = (("literal", "none"), ("constant", "none"), ("literal", "constant"))
+    for third, (arm, other) in product(BANDS, pairs):
+        name = f"{AREA}, {third} third"
         where = f"{DEFAULT}; {arm} less {other}"
         yield difference_row(name, where, arms[arm][name], arms[other][name])
 
@@ -790,7 +823,7 @@ def variation_rows(where: str, variation: Sequence[tuple[float, float]]) -> list
     ]
 
 
-# ------------------------------------------------------------------------------------------ the study
+# ---------------------------------------------------------------------------------------- the study
 
 
 def run(settings: WeightsSettings, desk: Desk) -> list[Row]:
@@ -802,12 +835,9 @@ def run(settings: WeightsSettings, desk: Desk) -> list[Row]:
     trees: dict[str, list[TreeRun]] = {arm: [] for arm in CONTROLLED}
     for (arm, _), tree_run in zip(cells, grown, strict=True):
         trees[arm].append(tree_run)
-    traces = {
-        name: train_bandit(desk, settings, name, logged=LOGGED if name == DEFAULT else ())
-        for name in bandits(settings)
-    }
     found = {
-        name: {arm: scores(trace) for arm, trace in arms.items()} for name, arms in traces.items()
+        name: {arm: scores(trace) for arm, trace in train_bandit(desk, settings, name).items()}
+        for name in bandits(settings)
     }
     desk.table("trees", tree_table(trees, seeds))
     desk.table("arms", difference_table(found))

@@ -900,3 +900,12 @@ def test_the_rounds_of_w_d_are_its_own() -> None:
     for number in range(9):
         by_steps.observe(feedback(by_steps.next(4), number))
     assert by_steps.curriculum.rounds == 4
+
+
+def test_a_state_that_is_refused_halfway_changes_nothing() -> None:
+    sampler, other = WD(Pool(6, 0)), WD(Pool(6, 0))
+    step(other, 4, 1)
+    rho = sampler.curriculum.tracker.rho
+    with pytest.raises(ValueError, match="RoundClock"):
+        sampler.load_state_dict({**other.state_dict(), "clock": {}})
+    assert torch.equal(sampler.curriculum.tracker.rho, rho)

@@ -450,3 +450,15 @@ def test_observing_tensors_with_gradients_keeps_the_state_free_of_them() -> None
         tracker.observe(torch.tensor([0]), counts, counts / 2)
         through_a_file(tracker.state_dict())
         assert not tracker.rho.requires_grad
+
+
+@pytest.mark.parametrize("solved", [True, False])
+@names
+def test_a_prompt_that_is_always_alike_never_loses_the_other_count(name: str, solved: bool) -> None:
+    # (tiny + 8) - 8 is 0: a Beta posterior with a parameter of 0 has no density.
+    tracker = make(name, 1)
+    one(tracker, 8, 0 if solved else 8)
+    for _ in range(200):
+        one(tracker, 8, 8 if solved else 0)
+    assert 0 < tracker.alpha.item() < math.inf
+    assert 0 < tracker.beta.item() < math.inf

@@ -75,6 +75,18 @@ def test_scores_are_those_of_a_loop_over_prompts_and_rounds(
             assert scores.covered[i, e] == (low <= rates[i, e] <= high)
 
 
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_tracker_that_has_forgotten_its_prior_is_scored_in_every_round(solved: bool) -> None:
+    # After 1100 rounds of one outcome DBB's smaller parameter is exactly 0.
+    counts = np.full((1, 1100), 8 if solved else 0)
+    tracker = Contender("dbb", 0.5).build(counts[:, 0] / 8)
+    scores = follow(tracker, counts, trials=8, rates=np.full((1, 1100), 0.5))
+    assert min(tracker.alpha.item(), tracker.beta.item()) == 0
+    assert all(np.isfinite(score).all() for score in scores)
+    assert scores.log_likelihood[0, -1] == pytest.approx(0, abs=1e-9)
+    assert scores.covered[0, -1] == 0
+
+
 def test_without_a_truth_there_is_no_error_against_it() -> None:
     scores = follow(BetaTracker(2), np.array([[1, 2], [3, 4]]), trials=8)
     assert np.isnan(scores.truth_error).all()
