@@ -1,4 +1,4 @@
-"""The trainer's command line: `python -m train warmstart | run | eval | score`."""
+"""The trainer's command line: `python -m train warmstart | run | eval | score | sweep`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scoring.add_argument(
         "--run", type=Path, required=True, action="append", help="run folder; may be repeated"
     )
+    sweep = commands.add_parser(
+        "sweep",
+        help="train many runs, a few at a time (passes over those that are done)",
+        description="Trains every entry of a sweep file under every seed, each in a process of its "
+        "own. The same command again goes on with what is not done.",
+    )
+    sweep.add_argument(
+        "--sweep",
+        type=Path,
+        metavar="FILE",
+        default=Path(__file__).parent / "configs" / "exhibits.yaml",
+        help="default: train/configs/exhibits.yaml, the runs that the exhibits are made from",
+    )
+    sweep.add_argument("--at-once", type=int, default=2, help="runs at a time; default: 2")
     for command in commands.choices.values():
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.epilog = _CONFIGURED
@@ -140,7 +154,29 @@ def _score(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"warmstart": _warmstart, "run": _run, "eval": _eval, "score": _score}
+def _sweep(config: Config, options: argparse.Namespace) -> int:
+    from train.sweep import plan, run_sweep
+    from train.warmstart import warm_start
+
+    if options.at_once < 1:
+        raise ConfigError(f"--at-once must be at least 1, got {options.at_once}")
+    runs = plan(options.sweep, options.config, options.overrides)
+    if any(run.config.model.path == config.warmstart.output for run in runs):
+        warm_start(config)
+    failed = run_sweep(runs, base=options.config, at_once=options.at_once)
+    print(f"{len(runs) - len(failed)} of {len(runs)} runs done, in {runs[0].config.folder.parent}")
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command tries them again", file=sys.stderr)
+    return 1 if failed else 0
+
+
+_COMMANDS = {
+    "warmstart": _warmstart,
+    "run": _run,
+    "eval": _eval,
+    "score": _score,
+    "sweep": _sweep,
+}
 
 
 if __name__ == "__main__":
