@@ -9,6 +9,7 @@ constant is decided by max == min, because the standard deviation of equal float
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 import numpy as np
@@ -33,6 +34,8 @@ class Interval:
         levels: what was resampled, outermost first: ("seeds", "problems") or one of them.
         sizes: how many units each level had.
         dropped: cells (or pairs) left out because they were NaN.
+        degrees: of freedom of the t distribution that says how far out the ends lie; 0 where
+            nothing could be resampled.
     """
 
     estimate: float
@@ -43,6 +46,7 @@ class Interval:
     levels: tuple[str, ...]
     sizes: tuple[int, ...]
     dropped: int = 0
+    degrees: int = 0
 
 
 # ---------------------------------------------------------------------------------- the critic
@@ -309,6 +313,7 @@ def group_outcomes(correct: Shaped[Array, "B"], group: Int[Array, "B"]) -> tuple
 def hierarchical_bootstrap(
     data: Float[Array, "seeds problems *samples"],
     *,
+    strata: Shaped[Array, "problems"] | None = None,
     statistic: Callable[[np.ndarray], np.ndarray] | None = None,
     num_resamples: int = 10_000,
     confidence: float = 0.95,
@@ -334,6 +339,9 @@ def hierarchical_bootstrap(
     Args:
         data: accuracy (or any score) by seed and problem, with or without samples. NaN is missing;
             a seed or problem without any entry is left out.
+        strata: each problem's benchmark, any labels. Then the statistic is the mean over
+            benchmarks, each of which weighs the same whatever its size, and problems are drawn
+            within their benchmark. Default: all are of one.
         statistic: [resamples, seeds, problems] -> [resamples]; must cope with NaN if there are
             missing cells. Default: the mean over problems of the mean over seeds. How far out the
             percentiles are read follows the mean's spread whatever the statistic.
@@ -346,29 +354,21 @@ def hierarchical_bootstrap(
         the interval says nothing about other seeds; with one problem only the seeds.
 
     Raises:
-        ValueError: not two or three axes, nothing but NaN, or a bad confidence or count.
+        ValueError: not two or three axes, nothing but NaN, a bad confidence or count, strata that
+            do not fit the problems or hold no number, or both strata and a statistic.
     """
-    cells = _numpy(data).astype(np.float64)
-    if cells.ndim not in (2, 3):
-        raise ValueError(
-            f"data must be [seeds, problems] or [seeds, problems, samples], got {cells.shape}"
-        )
-    if cells.ndim == 3:
-        cells = _mean(cells, axis=2)
-    present = ~np.isnan(cells)
-    if not present.any():
-        raise ValueError("data holds no number: every entry is NaN or an axis is empty")
-    dropped = int((~present).sum())
-    cells = cells[present.any(axis=1)][:, present.any(axis=0)]
-    score = _mean_over_problems if statistic is None else statistic
-    seeds, problems = cells.shape
+    if strata is not None and statistic is not None:
+        raise ValueError("strata have their own statistic, the mean over benchmarks; give one")
+    cells, sizes, dropped = _crossed(data, strata)
+    score = statistic if statistic is not None else partial(_mean_over_problems, sizes=sizes)
+    seeds, first = len(cells), np.cumsum(sizes) - sizes
 
     def resample(rng: np.random.Generator, count: int) -> np.ndarray:
         s = rng.integers(seeds, size=(count, seeds, 1))
-        p = rng.integers(problems, size=(count, 1, problems))
+        draws = [rng.integers(n, size=(count, 1, n)) for n in sizes]
+        p = np.concatenate([start + draw for start, draw in zip(first, draws, strict=True)], axis=2)
         return score(cells[s, p])
 
-    levels = {"seeds": _mean(cells, axis=1), "problems": _mean(cells, axis=0)}
     return _percentile_interval(
         estimate=float(score(cells[None])[0]),
         resample=resample,
@@ -376,8 +376,56 @@ def hierarchical_bootstrap(
         num_resamples=num_resamples,
         confidence=confidence,
         seed=seed,
-        levels={name: means for name, means in levels.items() if len(means) > 1},
+        levels=_crossed_levels(cells, sizes),
         dropped=dropped,
+    )
+
+
+def crossed_t_interval(
+    data: Float[Array, "seeds problems"],
+    *,
+    strata: Shaped[Array, "problems"] | None = None,
+    confidence: float = 0.95,
+) -> Interval:
+    """Mean over problems of the mean over seeds, +- t standard errors: the bootstrap's quick twin.
+
+    The variance is v_seeds + v_problems, each that of the mean of the level's units, with
+    Satterthwaite's degrees of freedom. As in `hierarchical_bootstrap` the cells' own noise is in
+    both, so that the interval is rather too wide than too narrow. For the many points of a curve.
+
+    Args:
+        data: score by seed and problem. NaN is missing; a seed or problem without any entry is
+            left out.
+        strata: each problem's benchmark, as in `hierarchical_bootstrap`.
+        confidence: nominal coverage.
+
+    Returns:
+        The interval; with one seed it is over problems only (`levels`).
+
+    Raises:
+        ValueError: not [seeds, problems], nothing but NaN, a bad confidence, or strata that do not
+            fit the problems or hold no number.
+    """
+    _check_confidence(confidence)
+    if np.ndim(data) != 2:
+        raise ValueError(f"data must be [seeds, problems], got {np.shape(data)}")
+    cells, sizes, dropped = _crossed(data, strata)
+    levels = _crossed_levels(cells, sizes)
+    estimate, half, error, degrees = float(_mean_over_problems(cells, sizes)), math.nan, math.nan, 0
+    if levels:
+        error = math.sqrt(sum(_standard_error(m) ** 2 for ms in levels.values() for m in ms))
+        _, degrees = _small_sample_correction([m for means in levels.values() for m in means])
+        half = _t_quantile(confidence, degrees) * error
+    return Interval(
+        estimate=estimate,
+        low=estimate - half,
+        high=estimate + half,
+        standard_error=error,
+        confidence=confidence,
+        levels=tuple(levels),
+        sizes=tuple(sum(map(len, means)) for means in levels.values()),
+        dropped=dropped,
+        degrees=degrees,
     )
 
 
@@ -385,6 +433,7 @@ def paired_difference(
     a: Float[Array, "seeds problems"],
     b: Float[Array, "seeds problems"],
     *,
+    strata: Shaped[Array, "problems"] | None = None,
     num_resamples: int = 10_000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -397,6 +446,7 @@ def paired_difference(
     Args:
         a: score of the first method by seed and problem.
         b: score of the second method; row s and column p mean the same seed and problem as in a.
+        strata: each problem's benchmark, as in `hierarchical_bootstrap`.
         num_resamples: resamples drawn.
         confidence: nominal coverage.
         seed: of the random generator.
@@ -412,7 +462,11 @@ def paired_difference(
     if first.shape != second.shape or first.ndim != 2:
         raise ValueError(f"a and b must be [seeds, problems] alike: {first.shape}, {second.shape}")
     return hierarchical_bootstrap(
-        first - second, num_resamples=num_resamples, confidence=confidence, seed=seed
+        first - second,
+        strata=strata,
+        num_resamples=num_resamples,
+        confidence=confidence,
+        seed=seed,
     )
 
 
@@ -453,6 +507,7 @@ def paired_t_interval(
         levels=("problems",),
         sizes=(present.size,),
         dropped=first.size - present.size,
+        degrees=present.size - 1,
     )
 
 
@@ -498,7 +553,7 @@ def bootstrap_interval(
         num_resamples=num_resamples,
         confidence=confidence,
         seed=seed,
-        levels={"entries": present} if present.size > 1 else {},
+        levels={"entries": [present]} if present.size > 1 else {},
         dropped=entries.size - present.size,
     )
 
@@ -511,17 +566,19 @@ def _percentile_interval(
     num_resamples: int,
     confidence: float,
     seed: int,
-    levels: dict[str, np.ndarray],
+    levels: dict[str, list[np.ndarray]],
     dropped: int,
 ) -> Interval:
     """Draw in chunks of bounded memory and read the interval off the resampled statistics.
 
-    `levels` holds the mean of every unit of each level that is resampled, outermost first.
+    `levels` holds the means of the units of each level that is resampled, outermost first, in one
+    array for each set of units that is resampled by itself.
     """
     _check_confidence(confidence)
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     low = high = error = math.nan
+    degrees = 0
     if levels:
         rng = np.random.default_rng(seed)
         chunk = max(1, _CHUNK_ELEMENTS // size)
@@ -533,7 +590,7 @@ def _percentile_interval(
         )
         # A draw that met only missing cells has no statistic.
         draws = draws[~np.isnan(draws)]
-        stretch, degrees = _small_sample_correction(list(levels.values()))
+        stretch, degrees = _small_sample_correction([m for means in levels.values() for m in means])
         tail = NormalDist().cdf(-stretch * _t_quantile(confidence, degrees))
         low, high = (float(q) for q in np.quantile(draws, [tail, 1.0 - tail]))
         error = stretch * float(draws.std())
@@ -544,8 +601,9 @@ def _percentile_interval(
         standard_error=error,
         confidence=confidence,
         levels=tuple(levels),
-        sizes=tuple(len(means) for means in levels.values()),
+        sizes=tuple(sum(map(len, means)) for means in levels.values()),
         dropped=dropped,
+        degrees=degrees,
     )
 
 
@@ -564,6 +622,93 @@ def _small_sample_correction(levels: list[np.ndarray]) -> tuple[float, int]:
     v = v / v.sum()
     degrees = 1.0 / np.sum(v**2 / (n - 1))
     return float(1.0 / np.sqrt(np.sum(v * (n - 1) / n))), max(1, int(degrees))
+
+
+def _crossed(data: Array, strata: Array | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """Checked cells [seeds, problems], their problems sorted by stratum, and the strata's sizes.
+
+    Returns:
+        The cells, without seeds and problems that have no entry; how many problems each stratum
+        has; how many cells of the data are NaN.
+    """
+    cells = _numpy(data).astype(np.float64)
+    if cells.ndim not in (2, 3):
+        raise ValueError(
+            f"data must be [seeds, problems] or [seeds, problems, samples], got {cells.shape}"
+        )
+    if cells.ndim == 3:
+        cells = _mean(cells, axis=2)
+    present = ~np.isnan(cells)
+    if not present.any():
+        raise ValueError("data holds no number: every entry is NaN or an axis is empty")
+    stratum = np.zeros(cells.shape[1]) if strata is None else _numpy(strata)
+    if stratum.shape != cells.shape[1:]:
+        raise ValueError(f"strata must be [problems], got {stratum.shape} for {cells.shape[1]}")
+    kept = present.any(axis=0)
+    names, index, sizes = np.unique(stratum[kept], return_inverse=True, return_counts=True)
+    empty = np.setdiff1d(stratum, names)
+    if len(empty):
+        raise ValueError(f"stratum {empty[0]} holds no number; leave its problems out")
+    order = np.argsort(index, kind="stable")
+    cells = cells[present.any(axis=1)][:, kept][:, order]
+    return cells, sizes, int((~present).sum())
+
+
+def _crossed_levels(cells: np.ndarray, sizes: np.ndarray) -> dict[str, list[np.ndarray]]:
+    """Means of the units of each level as they enter the mean over strata; single ones are none."""
+    strata = np.split(cells, np.cumsum(sizes)[:-1], axis=1)
+    seeds = _mean(np.stack([_mean(stratum, axis=1) for stratum in strata]), axis=0)
+    problems = [_mean(stratum, axis=0) / len(strata) for stratum in strata]
+    levels = {"seeds": [seeds], "problems": problems}
+    several = {name: [m for m in means if len(m) > 1] for name, means in levels.items()}
+    return {name: means for name, means in several.items() if means}
+
+
+# -------------------------------------------------------------------------------------- tests
+
+
+def p_value(interval: Interval) -> float:
+    """Two-sided p-value of "the estimated quantity is 0", from the interval's own t distribution.
+
+    Args:
+        interval: of a difference, say.
+
+    Returns:
+        In [0, 1]: the chance that |t| is at least |estimate| / standard_error. NaN without a
+        standard error, and where it is 0 though the estimate is not: no spread to judge it by.
+    """
+    if interval.standard_error == 0:
+        return 1.0 if interval.estimate == 0 else math.nan
+    if math.isnan(interval.standard_error) or interval.degrees < 1:
+        return math.nan
+    t = abs(interval.estimate) / interval.standard_error
+    return 1.0 - _t_inside(math.atan(t / math.sqrt(interval.degrees)), interval.degrees)
+
+
+def holm(p: Shaped[Array, "n"]) -> Float[np.ndarray, "n"]:
+    """Holm's adjusted p-values: all at most .05 are claimed with a chance of error of at most .05.
+
+    The i-th smallest of n is max over j <= i of min(1, (n - j) p_j), j counted from 0. It holds
+    whatever the dependence between the tests (Holm 1979).
+
+    Args:
+        p: p-values of one family; NaN is a test that was not made, and counts for nothing.
+
+    Returns:
+        Adjusted p-values in the same order, each at least its p; NaN stays.
+
+    Raises:
+        ValueError: an entry outside [0, 1].
+    """
+    raw = _numpy(p).astype(np.float64).ravel()
+    if np.any((raw < 0) | (raw > 1)):
+        raise ValueError(f"p-values must lie in [0, 1], got {raw[(raw < 0) | (raw > 1)][0]}")
+    made = np.flatnonzero(~np.isnan(raw))
+    order = made[np.argsort(raw[made], kind="stable")]
+    adjusted = np.full(raw.shape, np.nan)
+    scaled = np.minimum((len(order) - np.arange(len(order))) * raw[order], 1.0)
+    adjusted[order] = np.maximum.accumulate(scaled)
+    return adjusted
 
 
 # -------------------------------------------------------------------------- plain statistics
@@ -727,9 +872,14 @@ def _mean(x: np.ndarray, *, axis: int) -> np.ndarray:
     return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
-def _mean_over_problems(x: np.ndarray) -> np.ndarray:
-    """[resamples, seeds, problems] -> [resamples]; every problem weighs the same."""
-    return _mean(_mean(x, axis=1), axis=1)
+def _mean_over_problems(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[*resamples, seeds, problems] -> [*resamples]; every problem of a stratum weighs the same.
+
+    `sizes` says how many problems each stratum has; theirs stand next to each other.
+    """
+    problems = _mean(x, axis=-2)
+    strata = np.split(problems, np.cumsum(sizes)[:-1], axis=-1)
+    return np.asarray(np.mean([_mean(stratum, axis=-1) for stratum in strata], axis=0))
 
 
 def _standard_error(x: np.ndarray) -> float:
@@ -743,25 +893,29 @@ def _check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
 
 
+@lru_cache(maxsize=4096)
 def _t_quantile(confidence: float, degrees: int) -> float:
     """The t for which a t variable with whole degrees of freedom stays in [-t, t] so often.
 
-    With t = sqrt(degrees) tan(angle) that chance is a finite sum of powers of cos(angle)
-    (Abramowitz and Stegun 26.7.3-4), inverted by bisection; NumPy and torch have no such quantile.
+    By bisection; NumPy and torch have no such quantile.
+    """
+    low, high = 0.0, math.pi / 2.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _t_inside(middle, degrees) < confidence else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2.0)
+
+
+def _t_inside(angle: float, degrees: int) -> float:
+    """Chance that a t variable stays in [-t, t], with t = sqrt(degrees) tan(angle).
+
+    A finite sum of powers of cos(angle) (Abramowitz and Stegun 26.7.3-4).
     """
     odd = degrees % 2
     steps = np.arange(1, (degrees - odd) // 2)
     coefficients = np.concatenate([[1.0], np.cumprod((2 * steps - 1 + odd) / (2 * steps + odd))])
     powers = odd + 2 * np.arange(len(coefficients))
-
-    def inside(angle: float) -> float:
-        total = math.sin(angle) * float(np.sum(coefficients * math.cos(angle) ** powers))
-        if not odd:
-            return total
-        return 2.0 / math.pi * (angle + (total if degrees > 1 else 0.0))
-
-    low, high = 0.0, math.pi / 2.0
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if inside(middle) < confidence else (low, middle)
-    return math.sqrt(degrees) * math.tan((low + high) / 2.0)
+    total = math.sin(angle) * float(np.sum(coefficients * math.cos(angle) ** powers))
+    if not odd:
+        return total
+    return 2.0 / math.pi * (angle + (total if degrees > 1 else 0.0))

@@ -6,9 +6,9 @@ spread sigma is low) or half-way (high). The policy is a softmax over the four l
     logit(n, kind) = own[n, kind] + [kind is correct] * loading[n] . skill
 
 so a gradient step on one prompt helps that prompt through ``own`` and every prompt that needs the
-same skills through ``skill``. That is the exact replicator dynamics of section 4.2, at the size of
-the paper's run: 17 398 prompts, 256 x 16 responses a step. `ResponseModel` makes the critic's
-values of a response from its kind. The true success rates are known at every step.
+same skills through ``skill``. It carries the size of the paper's run, 17 398 prompts and 256 x 16
+responses a step. `ResponseModel` makes the critic's values of a response from its kind. The true
+success rates are known at every step.
 
 Many policies (seeds and settings) are carried at once, as the first axis R of every array.
 """
@@ -110,9 +110,10 @@ class BanditConfig:
     high_log_odds: float = 0.0
     """Log-odds by which high spread is likelier among correct responses than among wrong ones."""
     partial: float = 0.0
-    """Mean credit of a wrong response, 0 to 1: the share of `parts` that it gets right (4.4)."""
+    """Mean credit of a wrong response: the share of `parts` that it gets right (4.4). It misses one
+    at least, so this is at most 1 - 1/parts."""
     parts: int = 4
-    """In how many parts a response is graded."""
+    """In how many parts a response is graded, at least 2."""
     responses: ResponseModel = field(default_factory=ResponseModel)
 
     def __post_init__(self) -> None:
@@ -135,9 +136,9 @@ class BanditConfig:
             stops_after=(0, math.inf),
             high_share=(0.01, 0.99),
             high_log_odds=(-10, 10),
-            partial=(0, 1),
-            parts=(1, 64),
+            parts=(2, 64),
         )
+        _check(self, partial=(0, 1 - 1 / self.parts))
 
 
 class Responses(NamedTuple):
@@ -238,7 +239,7 @@ class Bandit:
         return (probability[:, 1] + probability[:, 3]).view(self.runs, self.size)
 
     def high_log_odds(self) -> Float[Tensor, "R size 2"]:
-        """log(pi(high) / pi(low)) among wrong and among correct responses; skills do not move it."""
+        """log(pi(high) / pi(low)) among wrong and among correct responses; no skill moves it."""
         low, high = self.own[:, 0::2], self.own[:, 1::2]
         return (high - low).view(self.runs, self.size, 2)
 
@@ -248,7 +249,7 @@ class Bandit:
         cumulative = probability.cumsum(1)
         # Rounding keeps the sum from 1; in units of it, what has no probability is never drawn.
         drawn = draws.kind * cumulative[:, -1:]
-        kind = (drawn[:, :, None] >= cumulative[:, None, : KINDS - 1]).sum(2)
+        kind = torch.searchsorted(cumulative[:, : KINDS - 1].contiguous(), drawn, right=True)
         correct = (kind >= 2).float()
         if self.config.partial > 0:
             part = torch.searchsorted(self.credit, draws.credit) / self.config.parts
@@ -349,8 +350,14 @@ def _draw_world(config: BanditConfig, seed: int, size: int) -> _World:
 
 
 def _binomial_edges(parts: int, share: float) -> Float[Tensor, " parts"]:
-    """Cumulative probabilities of 0 .. parts - 1 parts right; a uniform number falls between."""
-    chance = [math.comb(parts, n) * share**n * (1 - share) ** (parts - n) for n in range(parts)]
+    """Cumulative probabilities of 0 .. parts - 2 parts right: a uniform number falls between.
+
+    One part is wrong for certain, each of the others right with the probability that makes `share`
+    the mean.
+    """
+    others = parts - 1
+    right = min(1.0, share * parts / others)
+    chance = [math.comb(others, n) * right**n * (1 - right) ** (others - n) for n in range(others)]
     return torch.tensor(chance, dtype=torch.float64).cumsum(0).float()
 
 

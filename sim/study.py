@@ -138,11 +138,12 @@ class Desk:
             desc: What the bar says.
         """
         work = list(arguments)
-        parallel = joblib.Parallel(
-            n_jobs=self.settings.jobs, backend=self.settings.backend, return_as="generator"
-        )
-        found = parallel(joblib.delayed(_one_thread)(function, a) for a in work)
-        return list(tqdm(found, total=len(work), desc=f"{self.folder.name}: {desc}", unit="job"))
+        # A name that joblib knows by its configuration only, such as dask, is none to `Parallel`.
+        with joblib.parallel_config(self.settings.backend, n_jobs=self.settings.jobs):
+            parallel = joblib.Parallel(return_as="generator")
+            found = parallel(joblib.delayed(_one_thread)(function, a) for a in work)
+            title = f"{self.folder.name}: {desc}"
+            return list(tqdm(found, total=len(work), desc=title, unit="job"))
 
     def table(
         self,

@@ -143,10 +143,12 @@ class Training:
         """What fixed curricula know of each run's prompts, [R, N]."""
         self.stochasticity = _side_by_side([s.stochasticity for s in self.settings])
         # Samplers that learn choose for each run; the others choose once for each seed.
-        alone = first.sampler not in BLIND or self._drops
+        alone = first.sampler not in BLIND or self.method.dynamic_sampling
         streams = range(runs) if alone else range(len(seeds))
         self.stream = torch.arange(runs) if alone else torch.arange(runs) % len(seeds)
         self.samplers = [self._sampler(index) for index in streams]
+        selective = isinstance(self.samplers[0], Selective)
+        self._drops = self.method.dynamic_sampling or selective
         self.draws = [
             torch.Generator().manual_seed(_mixed(self.seeds[index], 1)) for index in streams
         ]
@@ -199,11 +201,6 @@ class Training:
         return self._difficulty_weight(row).view(runs, self.prompts)
 
     # -------------------------------------------------------------------------------- rollouts
-
-    @property
-    def _drops(self) -> bool:
-        """Whether groups may be dropped, so that runs of one seed differ in number of draws."""
-        return self.method.dynamic_sampling or self.settings[0].sampler == "vcrl"
 
     def _collect(self) -> tuple[Responses, Responses]:
         """What the step trains on, and what was dropped."""

@@ -6,7 +6,16 @@ import importlib
 
 from sim.study import Study
 
-_NAMES = ("bound", "tracker", "trigger")
+_NAMES = (
+    "bound",
+    "tracker",
+    "trigger",
+    "weights",
+    "curriculum",
+    "sensitivity",
+    "calibrate",
+    "partial_credit",
+)
 
 STUDIES: dict[str, Study] = {
     study.name: study

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from pydantic import Field
 from cvpo import SAMPLERS, CurriculumConfig, StochasticityConfig, difficulty_weight
 from cvpo.metrics import Interval, paired_t_interval
 from sim.bandit import PAPER_WORLD, BanditConfig
+from sim.differences import difference_row, difference_verdict
 from sim.record import BANDS, bands
 from sim.study import Desk, Row, Settings, Study, Verdict
 from sim.trace import Trace, compare
@@ -32,8 +33,6 @@ from sim.training import PAPER_BUDGET, Budget, Setting
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FEWEST_SEEDS = 5
-"""Below this nothing is claimed."""
 HALF = 0.5
 """An effect comes from a part of it, and weight was moved rather than removed, above this share."""
 EARLY_SHARE = 0.1
@@ -99,10 +98,11 @@ def phase_settings(low_delta: float) -> tuple[Setting, Setting, Setting]:
         low_delta: Of the printed detector.
     """
     switching = CurriculumConfig(low_delta=low_delta)
+    never = CurriculumConfig(high_delta=-math.inf)  # no change is that small
     return (
         replace(W_D, name="two phases", curriculum=switching),
         replace(CONSTANT, name="two phases, w_d=constant", curriculum=switching),
-        replace(W_D, name="early phase only", curriculum=CurriculumConfig(high_delta=-math.inf)),
+        replace(W_D, name="early phase only", curriculum=never),
     )
 
 
@@ -225,13 +225,6 @@ def moved(before: Float[Array, " N"], after: Float[Array, " N"], hard: Bool[Arra
 # ---------------------------------------------------------------------------------- verdicts
 
 
-def difference_verdict(found: Interval) -> Verdict:
-    """On a claim that a difference is positive; its interval is over seeds."""
-    if found.sizes[0] < FEWEST_SEEDS or not (found.low > 0 or found.high < 0):
-        return "undecided"
-    return "holds" if found.low > 0 else "fails"
-
-
 def lead_verdict(lead: Float[Array, " R"], part: Float[Array, " R"]) -> Verdict:
     """On "the lead comes from this part": there is a lead, and the part is more than half of it.
 
@@ -250,7 +243,7 @@ def _beyond_half(lead: Float[Array, " R"], part: Float[Array, " R"]) -> Interval
 # ---------------------------------------------------------------------------- rows: differences
 
 
-def difference_row(
+def accuracy_row(
     quantity: str,
     where: str,
     a: Float[Array, " R"],
@@ -259,16 +252,10 @@ def difference_row(
     claim: int | None = None,
     paper: str = "",
 ) -> Row:
-    """a - b, paired by seed, with a t interval and, for a claim, its verdict."""
-    found = paired_t_interval(a, b)
-    return _row(
-        quantity,
-        where,
-        found,
-        unit="accuracy",
-        claim=claim,
-        paper=paper,
-        verdict="" if claim is None else difference_verdict(found),
+    """a - b of accuracies; a claim, where there is one, is that it is positive."""
+    sign: Literal[1, 0] = 0 if claim is None else 1
+    return difference_row(
+        quantity, where, a, b, unit="accuracy", claim=claim, paper=paper, sign=sign
     )
 
 
@@ -288,7 +275,7 @@ def effect_rows(traces: Mapping[str, Trace], *, where: str = "") -> list[Row]:
                 continue
             place = "held-out prompts" if held_out else "trained prompts"
             rows.append(
-                difference_row(
+                accuracy_row(
                     f"{effect.what}: final accuracy",
                     f"{effect.setting} - {effect.against}; {place}{where}",
                     accuracy(one, held_out=held_out)[-1],
@@ -311,8 +298,8 @@ def rival_rows(name: str, trace: Trace, vapo: Trace) -> list[Row]:
     for how, curve in curves.items():
         where = f"{name} - vapo; {how}"
         rows += [
-            difference_row("final accuracy", where, curve[-1], plain[-1]),
-            difference_row(
+            accuracy_row("final accuracy", where, curve[-1], plain[-1]),
+            accuracy_row(
                 "area under the accuracy curve",
                 where,
                 area(curve, vapo.steps),
@@ -330,7 +317,7 @@ def equal_rollouts_rows(traces: Mapping[str, Trace]) -> list[Row]:
     vapo = traces[VAPO.name]
     final = {name: at_rollouts(trace, vapo)[-1] for name, trace in traces.items()}
     rows = [
-        difference_row(
+        accuracy_row(
             "final accuracy",
             f"{W_D.name} - {rival.name}; equal rollouts",
             final[W_D.name],
@@ -339,7 +326,7 @@ def equal_rollouts_rows(traces: Mapping[str, Trace]) -> list[Row]:
         for rival in RIVALS
         if rival.name in final
     ]
-    gain = difference_row(
+    gain = accuracy_row(
         "final accuracy at equal rollouts; the weights' own cost left out",
         f"{CVPO.name} - {VAPO.name}",
         final[CVPO.name],
@@ -371,7 +358,7 @@ def early_rows(traces: Mapping[str, Trace], *, share: float = EARLY_SHARE) -> li
         "W_D's scale": (CONSTANT, VAPO),
     }
     rows = [
-        difference_row(
+        accuracy_row(
             f"early lead: {what}", f"{a.name} - {b.name}; {where}", score[a.name], score[b.name]
         )
         for what, (a, b) in parts.items()
@@ -383,7 +370,7 @@ def early_rows(traces: Mapping[str, Trace], *, share: float = EARLY_SHARE) -> li
     varies = traces[W_D.name].weight[reading]
     return [
         *rows,
-        difference_row(
+        accuracy_row(
             "early lead: W_D's allocation",
             f"{W_D.name} - {CONSTANT.name}; {where}",
             score[W_D.name],
@@ -553,7 +540,7 @@ def phase_rows(traces: Mapping[str, Trace], settings: Sequence[Setting]) -> list
         where = f"{one.name} - {other.name}"
         first, second = (_final_by_band(traces[setting.name]) for setting in (one, other))
         rows += [
-            difference_row(f"{what}: final accuracy", f"{where}; {band}", first[band], second[band])
+            accuracy_row(f"{what}: final accuracy", f"{where}; {band}", first[band], second[band])
             for band in ("all", "hard")
         ]
     return rows
@@ -696,7 +683,9 @@ def run(settings: CurriculumSettings, desk: Desk) -> list[Row]:
     rows += _misallocation(desk, traces, (W_D, phases[0]))
     if settings.paper:
         size = (PAPER_WORLD, PAPER_BUDGET, (VAPO, W_D, CONSTANT))
-        rows += effect_rows(compare(desk, *size, desc="paper's size"), where="; the paper's size")
+        large = compare(desk, *size, desc="paper's size")
+        rows += effect_rows(large, where="; the paper's size")
+        rows += switch_rows(large[W_D.name], W_D.curriculum)
     return rows
 
 

@@ -370,71 +370,95 @@ def study_parameters(
         parameters: At least two.
         points: n of the second design.
     """
-    seeds = desk.settings.seeds
     ends = sides(parameters)
-    cube = design(len(parameters), points, seeds[0])
-    values = np.stack([p.at(cube[:, i]) for i, p in enumerate(parameters)], axis=1)
-    names = [p.name for p in parameters]
-    wanted = [
-        setting("default", {}),
-        *(setting(f"{p.name}={value}", {p.name: value}) for p, value in ends),
-        *(setting(str(i), dict(zip(names, row, strict=True))) for i, row in enumerate(values)),
-    ]
+    cube = design(len(parameters), points, desk.settings.seeds[0])
+    columns = {p.name: p.at(cube[:, i]) for i, p in enumerate(parameters)}
+    drawn = [{name: column[i] for name, column in columns.items()} for i in range(len(cube))]
+    changes = [{}, *({p.name: value} for p, value in ends), *drawn]
+    wanted = [setting(str(i), change) for i, change in enumerate(changes)]
     traces = compare(desk, world, budget, wanted, desc="settings")
     base, *others = [outcome(trace) for trace in traces.values()]
-    moved, drawn = others[: len(ends)], others[len(ends) :]
+    moved, together = others[: len(ends)], others[len(ends) :]
+    return [
+        *switch_rows(base, together),
+        *_one_at_a_time(desk, ends, moved, base),
+        *_all_at_once(desk, parameters, drawn, together),
+    ]
 
+
+def _one_at_a_time(
+    desk: Desk, ends: Sequence[tuple[Parameter, float]], moved: Sequence[Outcome], base: Outcome
+) -> list[Row]:
     found = one_at_a_time(ends, [o.accuracy for o in moved], base.accuracy)
-    noise = float(np.std(base.gain, ddof=1)) if len(seeds) > 1 else math.nan
-    desk.table("one_at_a_time", [_side_record(side, noise) for side in found])
+    seeds = len(base.gain)
+    noise = float(np.std(base.gain, ddof=1)) if seeds > 1 else math.nan
+    units = dict.fromkeys(("difference", "low", "high", "seed_noise"), "true success rate")
+    desk.table("one_at_a_time", [_side_record(side, noise) for side in found], units)
+    return side_rows(found, noise, seeds=seeds)
 
-    reached = np.array([o.accuracy.mean() for o in drawn])
-    weight = np.array([o.weight.mean() for o in drawn])
-    outcomes = {
-        "final accuracy": reached,
-        "final accuracy beyond the mean weight": beyond(reached, weight),
-    }
-    shares = {
-        of: indices(numbers, len(parameters), seed=seeds[0]) for of, numbers in outcomes.items()
-    }
+
+def _all_at_once(
+    desk: Desk,
+    parameters: Sequence[Parameter],
+    drawn: Sequence[dict[str, float]],
+    together: Sequence[Outcome],
+) -> list[Row]:
+    reached = np.array([o.accuracy.mean() for o in together])
+    weight = np.array([o.weight.mean() for o in together])
     desk.table(
-        "sobol",
+        "settings",
         [
-            {"outcome": of, "parameter": name, **index._asdict()}
-            for of, all_of_them in shares.items()
-            for name, index in zip(names, all_of_them, strict=True)
+            {**values, "accuracy": a, "mean_weight": w, "switched_share": _switched(o)}
+            for values, a, w, o in zip(drawn, reached, weight, together, strict=True)
         ],
+        {"accuracy": "true success rate"},
     )
-    switched = np.array([o.switched for o in drawn])
-    desk.table("settings", _setting_records(names, values, reached, weight, switched))
-    rows = switch_rows(base, switched)
-    rows += side_rows(found, noise, seeds=len(seeds))
-    rows.append(_weight_row(reached[: 2 * points], weight[: 2 * points]))
-    for of, all_of_them in shares.items():
-        rows += index_rows(parameters, all_of_them, of=of, points=points)
+    points = len(drawn) // (len(parameters) + 2)
+    rows = [_weight_row(reached[: 2 * points], weight[: 2 * points])]
+    records: list[dict[str, Any]] = []
+    for of, numbers in (
+        ("final accuracy", reached),
+        ("final accuracy beyond the mean weight", beyond(reached, weight)),
+    ):
+        found = indices(numbers, len(parameters), seed=desk.settings.seeds[0])
+        rows += index_rows(parameters, found, of=of, points=points)
+        records += [
+            {"outcome": of, "parameter": parameter.name, **index._asdict()}
+            for parameter, index in zip(parameters, found, strict=True)
+        ]
+    desk.table("sobol", records, dict.fromkeys(Index._fields, "share of the variance"))
     return rows
 
 
-def switch_rows(base: Outcome, switched: Float[Array, "settings R"]) -> list[Row]:
-    """Whether thresholds and the second curve had a chance to matter."""
-    fired = ~np.isnan(base.switched)
+def switch_rows(base: Outcome, together: Sequence[Outcome]) -> list[Row]:
+    """Whether thresholds and the second curve had a chance to matter.
+
+    Args:
+        base: Of the defaults.
+        together: Of the second design.
+    """
+    seeds, steps = len(base.switched), base.switched[~np.isnan(base.switched)]
     return [
-        Row("runs that switch", "defaults", float(fired.mean()), n=fired.size, unit="share"),
+        Row("runs that switch", "defaults", _switched(base), n=seeds, unit="share"),
         Row(
             "step of the switch",
             "defaults",
-            float(base.switched[fired].mean()) if fired.any() else math.nan,
-            n=int(fired.sum()),
+            float(steps.mean()) if len(steps) else math.nan,
+            n=len(steps),
             unit="step",
         ),
         Row(
             "runs that switch",
             "Sobol's design",
-            float((~np.isnan(switched)).mean()),
-            n=switched.size,
+            float(np.mean([_switched(o) for o in together])),
+            n=len(together) * seeds,
             unit="share",
         ),
     ]
+
+
+def _switched(found: Outcome) -> float:
+    return float((~np.isnan(found.switched)).mean())
 
 
 def _weight_row(reached: Float[Array, " n"], weight: Float[Array, " n"]) -> Row:
@@ -456,26 +480,12 @@ def _side_record(side: Side, noise: float) -> dict[str, Any]:
     }
 
 
-def _setting_records(
-    names: Sequence[str],
-    values: Float[Array, "settings d"],
-    reached: Float[Array, " settings"],
-    weight: Float[Array, " settings"],
-    switched: Float[Array, "settings R"],
-) -> list[dict[str, Any]]:
-    return [
-        {
-            **dict(zip(names, map(float, values[i]), strict=True)),
-            "accuracy": float(reached[i]),
-            "mean_weight": float(weight[i]),
-            "switched_share": float((~np.isnan(switched[i])).mean()),
-        }
-        for i in range(len(values))
-    ]
-
-
 def run(settings: SensitivitySettings, desk: Desk) -> list[Row]:
-    """All constants in a small world, which learns so fast that the defaults switch half-way."""
+    """All constants in a small world.
+
+    It learns at half the default's step sizes: slowly enough for the printed detector to switch in
+    most runs, so that thresholds and the second curve can matter.
+    """
     world = BanditConfig(
         prompts=settings.prompts,
         own_rate=0.15,

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from cvpo import CurriculumConfig, DifficultyCurriculum
 from cvpo.metrics import bootstrap_interval, paired_t_interval
+from sim.differences import FEWEST_SEEDS
 from sim.drift import (
     BATCH,
     PROMPTS,
@@ -50,8 +51,6 @@ PAPER_STEP, NEAR = 1000, 150
 """The paper reports its switch near this step; so many steps off still count as near."""
 TELLS_APART = 0.5
 """Detections minus false alarms: 0 for a clock, 1 for a perfect trigger; half way decides."""
-FEWEST_SEEDS = 5
-"""Below this nothing is claimed."""
 CONTROL_EPOCHS = 80
 """Of the real run's frozen control."""
 SMOOTHING = 7

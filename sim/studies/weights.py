@@ -47,13 +47,21 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from cvpo import StochasticityConfig, gae, stochasticity, stochasticity_weight, terminal_rewards
-from cvpo.metrics import Interval, coefficient_of_variation, paired_t_interval
+from cvpo import (
+    StochasticityConfig,
+    gae,
+    stochasticity,
+    stochasticity_weight,
+    terminal_rewards,
+    trajectory_std,
+)
+from cvpo.metrics import coefficient_of_variation
 from cvpo.stochasticity import ARMS, WEIGHT_ARMS
 from sim.bandit import Bandit, BanditConfig, Draws, ResponseModel
+from sim.differences import difference_row
 from sim.mdp import Shared, success_rate
 from sim.record import BANDS, bands
-from sim.study import Desk, Row, Settings, Study, Verdict
+from sim.study import Desk, Row, Settings, Study
 from sim.trace import Array, Trace, compare
 from sim.training import Budget, Setting
 from sim.tree import (
@@ -74,8 +82,6 @@ LOGGED = ("vapo", "literal", "none", "constant", "shuffled")
 PASSES = (8, 32)
 """k of pass@k."""
 END, AREA = "accuracy at the end", "mean accuracy over training"
-FEWEST_SEEDS = 5
-"""Below this no difference is claimed."""
 ROUNDING = 1e-8
 """Rates of change below this are 0: they are central differences in float64."""
 
@@ -135,59 +141,6 @@ class WeightsSettings(Settings):
 
 
 # ------------------------------------------------------------------------------------ differences
-
-
-def difference_verdict(interval: Interval, *, sign: Literal[1, -1] = 1) -> Verdict:
-    """On "the difference is positive" (or negative): where does its interval over seeds lie?
-
-    Args:
-        interval: Of paired differences; its size is the number of seeds.
-        sign: The sign that is claimed.
-    """
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    if interval.sizes[0] < FEWEST_SEEDS:
-        return "undecided"
-    if low > 0:
-        return "holds"
-    return "fails" if high < 0 else "undecided"
-
-
-def difference_row(
-    quantity: str,
-    setting: str,
-    a: Float[Array, " seeds"],
-    b: Float[Array, " seeds"] | float,
-    *,
-    paper: str = "",
-    claim: int | None = None,
-    sign: Literal[1, -1, 0] = 0,
-    unit: str = "",
-) -> Row:
-    """a - b, paired by seed, with its t interval.
-
-    Args:
-        quantity: What differs.
-        setting: Where.
-        a: One number for each seed.
-        b: The same of what it is compared with.
-        paper: What the paper says.
-        claim: The claim's number.
-        sign: The sign that the paper claims; 0 if it claims none, then there is no verdict.
-        unit: Of both.
-    """
-    interval = paired_t_interval(np.asarray(a), np.broadcast_to(b, np.shape(a)))
-    return Row(
-        quantity=quantity,
-        setting=setting,
-        value=interval.estimate,
-        low=interval.low,
-        high=interval.high,
-        n=len(a),
-        unit=unit,
-        paper=paper,
-        claim=claim,
-        verdict=difference_verdict(interval, sign=sign) if sign else "",
-    )
 
 
 def arm_config(arm: str, *, coefficient: float, sharpness: float) -> StochasticityConfig:
@@ -467,7 +420,7 @@ def tree_weight(found: Trajectories, config: StochasticityConfig) -> Float[Tenso
 def mean_token_entropy(found: Trajectories) -> Float[Tensor, " n"]:
     """Mean over a response's tokens of the entropy of pi(.|s_t), nats."""
     tree, mask = found.tree, found.tree.mask
-    per_state = [-(pi * pi.log()).sum(1) for pi in found.solution.probs]
+    per_state = [torch.special.entr(pi).sum(1) for pi in found.solution.probs]
     entropy = torch.stack([h[tree.state[:, t]] for t, h in enumerate(per_state)], dim=1)
     return entropy.masked_fill(~mask, 0).sum(1) / mask.sum(1)
 
@@ -798,9 +751,9 @@ def bandit_variation(settings: WeightsSettings, sharpness: float, seed: int) -> 
     bandit, generator = Bandit(world, [seed]), torch.Generator().manual_seed(seed)
     draws = Draws.of(generator, world.prompts, settings.rollouts, world.responses.tokens)
     responses = bandit.respond(torch.arange(world.prompts), draws)
-    correct = responses.correct.flatten()
+    correct, values = responses.correct.flatten(), responses.values.flatten(0, 1)
     weight = stochasticity(
-        responses.values.std(2, correction=0).flatten(),
+        trajectory_std(values, torch.ones_like(values, dtype=torch.bool)),
         torch.arange(world.prompts).repeat_interleave(settings.rollouts),
         correct,
         config=arm_config("literal", coefficient=settings.coefficient, sharpness=sharpness),

@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from tests.bench import functions, run
+from tests.bench import bandit, functions, run
 from tests.bench.table import Row, show
 
 
@@ -21,8 +21,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="turns of each (default 15)")
     parser.add_argument("--batch", type=int, default=4096, help="trajectories (default 4096)")
     parser.add_argument("--no-run", action="store_true", help="leave the training run out")
+    parser.add_argument("--no-bandit", action="store_true", help="leave the simulator out")
+    parser.add_argument(
+        "--studies", action="store_true", help="time `python -m sim all` instead (minutes)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.studies:
+        bandit.show_studies()
+        return
     print(
         f"torch {torch.__version__} on {platform.machine()}, {arguments.threads} thread(s) on "
         f"{os.cpu_count()} cores, float32; fastest of {arguments.repeats} turns (loops: a fifth)",
@@ -33,6 +40,10 @@ def main() -> None:
         rows += functions.gae_rows(arguments.batch, length, repeats=arguments.repeats)
     rows += functions.weighting_rows(arguments.batch, 6144, repeats=arguments.repeats)
     show(rows)
+    if not arguments.no_bandit:
+        print()
+        bandit.show_paper_run()
+        show(bandit.cost_rows() + bandit.side_by_side_rows())
     if not arguments.no_run:
         print()
         run.show_shares(threads=arguments.threads)

@@ -2,6 +2,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -18,11 +19,14 @@ from cvpo.metrics import (
     clustered_standard_error,
     coefficient_of_variation,
     correlation,
+    crossed_t_interval,
     effective_sample_size,
     expected_calibration_error,
     explained_variance,
     group_outcomes,
     hierarchical_bootstrap,
+    holm,
+    p_value,
     paired_difference,
     paired_t_interval,
     pass_at_k,
@@ -601,6 +605,176 @@ def test_percentiles_are_read_as_far_out_as_a_t_interval_of_so_few_entries_would
     assert interval.low == means[int(tail * 256)]
     assert interval.high == means[int((1 - tail) * 256)]
     assert interval.low < np.quantile(means, NormalDist().cdf(-1.637744))
+
+
+# ----------------------------------------------------------- benchmarks and several differences
+
+
+def stratified_mean_loop(data: np.ndarray, strata: Sequence[int]) -> float:
+    """Every benchmark weighs the same, and so does every problem of one."""
+    benchmarks = []
+    for name in set(strata):
+        columns = [data[:, p] for p, own in enumerate(strata) if own == name]
+        benchmarks.append(sum(float(np.mean(column)) for column in columns) / len(columns))
+    return sum(benchmarks) / len(benchmarks)
+
+
+@property_test
+@given(seeds, st.integers(1, 4), st.lists(st.integers(0, 2), min_size=2, max_size=9))
+def test_benchmarks_weigh_the_same_whatever_their_size_and_order(
+    seed: int, runs: int, strata: list[int]
+) -> None:
+    data = np.random.default_rng(seed).random((runs, len(strata)))
+    expected = pytest.approx(stratified_mean_loop(data, strata))
+    assert hierarchical_bootstrap(data, strata=strata, num_resamples=5).estimate == expected
+    quick = crossed_t_interval(data, strata=strata)
+    assert quick.estimate == expected
+    turned = crossed_t_interval(data[:, ::-1], strata=strata[::-1])
+    assert turned.standard_error == pytest.approx(quick.standard_error, nan_ok=True)
+    names = [f"b{name}" for name in strata]  # labels of any kind
+    assert repr(crossed_t_interval(data, strata=names)) == repr(quick)  # NaN is not NaN
+
+
+def test_problems_are_drawn_within_their_benchmark() -> None:
+    # Benchmarks of one difficulty each: nothing varies, however unlike they are.
+    data = np.repeat([0.1, 0.9], [30, 500])[None]
+    interval = hierarchical_bootstrap(data, strata=data[0], num_resamples=200)
+    assert (interval.estimate, interval.low, interval.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert (interval.levels, interval.sizes) == (("problems",), (530,))
+    pooled = hierarchical_bootstrap(data, num_resamples=200)
+    assert pooled.standard_error > 0.005
+
+
+def test_one_stratum_of_all_problems_is_no_stratum() -> None:
+    data = np.random.default_rng(0).random((3, 8))
+    plain = hierarchical_bootstrap(data, num_resamples=100)
+    assert hierarchical_bootstrap(data, strata=["b"] * 8, num_resamples=100) == plain
+    first, second = data, data**2
+    paired = paired_difference(first, second, strata=["b"] * 8, num_resamples=100)
+    assert paired == paired_difference(first, second, num_resamples=100)
+
+
+def test_crossed_t_interval_is_its_formula() -> None:
+    data = np.random.default_rng(3).random((5, 12))
+    strata = np.repeat([0, 1], [4, 8])
+    by_seed = [(row[:4].mean() + row[4:].mean()) / 2 for row in data]
+    parts = [  # variance of the mean, degrees of freedom; a benchmark weighs 1/2
+        (np.var(by_seed, ddof=1) / 5, 4),
+        (np.var(data[:, :4].mean(axis=0), ddof=1) / 4 / 4, 3),
+        (np.var(data[:, 4:].mean(axis=0), ddof=1) / 8 / 4, 7),
+    ]
+    total = sum(v for v, _ in parts)
+    degrees = int(total**2 / sum(v**2 / df for v, df in parts))
+    interval = crossed_t_interval(data, strata=strata)
+    assert interval.standard_error == pytest.approx(math.sqrt(total))
+    assert (interval.degrees, interval.levels, interval.sizes) == (
+        degrees,
+        ("seeds", "problems"),
+        (5, 12),
+    )
+    half = (interval.high - interval.low) / 2
+    assert p_value(replace(interval, estimate=half)) == pytest.approx(0.05)
+
+
+def test_crossed_t_interval_agrees_with_the_bootstrap_it_stands_for() -> None:
+    rng = np.random.default_rng(0)
+    data = rng.normal(0, 0.05, (6, 1)) + rng.random(60) + rng.normal(0, 0.02, (6, 60))
+    quick, drawn = crossed_t_interval(data), hierarchical_bootstrap(data, num_resamples=4000)
+    assert quick.estimate == pytest.approx(drawn.estimate)
+    assert quick.standard_error == pytest.approx(drawn.standard_error, rel=0.05)
+    assert quick.degrees == drawn.degrees
+    assert quick.low == pytest.approx(drawn.low, abs=0.2 * drawn.standard_error)
+
+
+def test_crossed_t_interval_of_one_seed_is_over_problems_and_of_one_cell_is_none() -> None:
+    data = np.array([[0.2, 0.4, 0.9]])
+    interval, plain = crossed_t_interval(data), paired_t_interval(data[0], np.zeros(3))
+    assert interval.levels == ("problems",)
+    assert (interval.low, interval.high) == pytest.approx((plain.low, plain.high))
+    alone = crossed_t_interval(data[:, :1])
+    assert (alone.estimate, alone.levels, alone.degrees) == (0.2, (), 0)
+    assert math.isnan(alone.low)
+    holed = np.array([[0.2, math.nan, 0.9], [math.nan, math.nan, 0.9]])
+    assert crossed_t_interval(holed).estimate == pytest.approx(0.55)
+    assert crossed_t_interval(holed).dropped == 3
+
+
+def test_strata_that_do_not_fit_are_refused() -> None:
+    data = np.array([[0.5, 0.5, math.nan]])
+    with pytest.raises(ValueError, match=r"strata must be \[problems\], got \(2,\) for 3"):
+        hierarchical_bootstrap(data, strata=[0, 1])
+    with pytest.raises(ValueError, match="stratum 7 holds no number"):
+        crossed_t_interval(data, strata=[1, 1, 7])
+    with pytest.raises(ValueError, match="give one"):
+        hierarchical_bootstrap(data, strata=[0, 0, 0], statistic=lambda x: x.mean(axis=(1, 2)))
+    with pytest.raises(ValueError, match=r"\[seeds, problems\], got \(2, 2, 2\)"):
+        crossed_t_interval(np.zeros((2, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("t", "degrees", "p"),
+    # Quantiles of Student's table.
+    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.571, 5, 0.05), (3.169, 10, 0.01), (2.042, 30, 0.05)],
+)
+def test_p_value_is_that_of_the_t_table(t: float, degrees: int, p: float) -> None:
+    interval = Interval(-t * 0.1, 0, 0, 0.1, 0.95, ("seeds",), (degrees + 1,), degrees=degrees)
+    assert p_value(interval) == pytest.approx(p, rel=0.002)
+
+
+def test_p_value_needs_a_spread() -> None:
+    assert p_value(paired_t_interval(np.ones(3), np.ones(3))) == 1.0
+    assert math.isnan(p_value(paired_t_interval(np.ones(3), np.zeros(3))))
+    assert math.isnan(p_value(paired_t_interval(np.ones(1), np.zeros(1))))
+
+
+@property_test
+@given(seeds)
+def test_p_value_is_below_five_percent_where_the_interval_leaves_zero_out(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.random(6) + rng.normal(0, 0.3), rng.random(6)
+    interval = paired_t_interval(a, b)
+    assert (p_value(interval) < 0.05) == (interval.low > 0 or interval.high < 0)
+
+
+def holm_loop(p: Sequence[float]) -> list[float]:
+    """Step down: the smallest is multiplied by n, the next by n - 1, and none may go below."""
+    adjusted = [math.nan] * len(p)
+    left = sorted((value, at) for at, value in enumerate(p) if not math.isnan(value))
+    least = 0.0
+    while left:
+        value, at = left[0]
+        least = max(least, min(1.0, value * len(left)))
+        adjusted[at] = least
+        left = left[1:]
+    return adjusted
+
+
+def test_holm_golden() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.04]) == pytest.approx([0.04])
+    assert holm([]).size == 0
+
+
+@property_test
+@given(st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=8))
+def test_holm_agrees_with_its_loop_and_never_lowers_a_p_value(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert adjusted == pytest.approx(holm_loop(p), nan_ok=True)
+    assert all(new >= old for old, new in zip(p, adjusted, strict=True) if not math.isnan(old))
+
+
+def test_holm_refuses_what_is_no_p_value() -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\], got 1.5"):
+        holm([0.2, 1.5])
+
+
+def test_crossed_t_interval_covers_the_truth_as_often_as_it_says() -> None:
+    def make(rng: np.random.Generator) -> Interval:
+        hard = np.concatenate([rng.normal(0.3, 0.2, 12), rng.normal(-0.3, 0.1, 30)])
+        data = rng.normal(0, 0.1, (5, 1)) + hard + rng.normal(0, 0.1, (5, 42))
+        return crossed_t_interval(data, strata=np.repeat([0, 1], [12, 30]))
+
+    assert 0.92 < coverage(make, 800) < 0.995
 
 
 def coverage(make: Callable[[np.random.Generator], Interval], repeats: int) -> float:

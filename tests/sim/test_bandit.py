@@ -134,14 +134,16 @@ def test_partial_credit_is_a_share_of_the_parts_with_the_mean_of_the_configurati
     credit = respond(Bandit(config, [0]), 40_000).correct
     parts = credit * 5
     torch.testing.assert_close(parts, parts.round())
-    assert credit.mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / 5 / 40_000))
-    variance = 0.3 * 0.7 / 5
+    right = 0.3 * 5 / 4  # of four parts; the fifth is wrong, or the response would be correct
+    variance = 4 * right * (1 - right) / 5**2
+    assert parts.max().item() == 4
+    assert credit.mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(variance / 40_000))
     assert credit.double().var().item() == pytest.approx(variance, rel=0.05)
     solved = replace(config, difficulty_mean=20)
     assert bool((respond(Bandit(solved, [0]), 100).correct == 1).all())
 
 
-@pytest.mark.parametrize("partial", [0.0, 1.0])
+@pytest.mark.parametrize("partial", [0.0, 0.75])
 def test_partial_credit_at_its_limits(partial: float) -> None:
     config = BanditConfig(prompts=1, difficulty_mean=-20, difficulty_sd=0, partial=partial)
     assert bool((respond(Bandit(config, [0]), 1000).correct == partial).all())
@@ -288,7 +290,7 @@ def test_the_update_is_the_gradient_of_the_mean_reward(
 
     own = before[0].double().requires_grad_()
     shared = skill[0].double().requires_grad_()
-    expected_reward(own, bandit.loading[0, 0].double() @ shared).backward()  # type: ignore[no-untyped-call]
+    expected_reward(own, bandit.loading[0, 0].double() @ shared).backward()
     assert own.grad is not None
     assert shared.grad is not None
     moved = (bandit.own[0] - before[0]).double()

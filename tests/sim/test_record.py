@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def record(
 ) -> tuple[Trace, Told]:
     told = Told(Recorder(folder, world, budget, trajectories=trajectories))
     return simulate(world, budget, forms, SEEDS, watch=told), told
+
+
+def parts(frame: pd.DataFrame, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The rows of each step or round, in order."""
+    for number in sorted(frame[column].unique().tolist()):
+        yield number, frame[frame[column] == number]
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +156,9 @@ def test_rounds_say_true_rates_counts_and_the_phase_they_were_in(
     prompts = read_prompts(folder / name)
     assert sorted(prompts["round"].unique()) == list(range(5 * 32 // 21))
     total = np.zeros((2, 21))
-    for number, rows in prompts.groupby("round"):
+    for number, rows in parts(prompts, "round"):
         step = int(rows["step"].iloc[0])
-        assert step == -(-21 * (int(number) + 1) // 5)  # type: ignore[call-overload]
+        assert step == -(-21 * (number + 1) // 5)
         np.testing.assert_allclose(rows["true_rho"], told.rates[step][run, :21])
         total += rows[["trials", "successes"]].to_numpy().T
         # Without forgetting the posterior is the prior and all counts.
@@ -188,8 +195,8 @@ def test_trajectories_are_those_of_the_step(recorded: Recorded, run: int, name: 
     folder, trace, told = recorded
     rows = read_trajectories(folder / name)
     assert sorted(rows["step"].unique()) == [10, 20, 30, 32]
-    for number, part in rows.groupby("step"):
-        step = told.steps[int(number) - 1]  # type: ignore[call-overload]
+    for number, part in parts(rows, "step"):
+        step = told.steps[number - 1]
         mine = step.run == run
         chosen = mine.repeat_interleave(4)
         responses = step.responses
@@ -206,8 +213,8 @@ def test_trajectories_are_those_of_the_step(recorded: Recorded, run: int, name: 
         assert part["prompt_id"].tolist() == prompt.tolist()
         assert not part.duplicated(["prompt_id", "sample"]).any()
         # The round that the rollouts belong to, also where it ends with this step.
-        assert part["round"].unique().tolist() == [told.rounds[int(number) - 1][run]]  # type: ignore[call-overload]
-        (phase,) = {"bottleneck" if int(number) > trace.switched[run] else "early"}  # type: ignore[call-overload]
+        assert part["round"].unique().tolist() == [told.rounds[number - 1][run]]
+        phase = "bottleneck" if number > trace.switched[run] else "early"
         weight = difficulty_weight(torch.tensor(part["rho"].to_numpy()), phase=phase)
         np.testing.assert_allclose(part["w_d"], weight, rtol=1e-5)
 
@@ -228,8 +235,9 @@ def test_benchmarks_are_thirds_of_the_held_out_prompts(
     evals = read_evals(folder / name)
     assert sorted(evals["step"].unique()) == [0, 10, 20, 30, 32]
     start = told.rates[0][run, 21:]
-    scores = read_metrics(folder / name).set_index("step")
-    for step, part in evals.groupby("step"):
+    scores = read_metrics(folder / name)
+    for step, part in parts(evals, "step"):
+        said = scores[scores["step"] == step].iloc[0]
         assert part["problem_id"].nunique() == 9
         assert not part.duplicated(["problem_id", "sample"]).any()
         assert len(part) == 9 * SAMPLES
@@ -238,8 +246,8 @@ def test_benchmarks_are_thirds_of_the_held_out_prompts(
             inside = part[part["benchmark"] == benchmark]
             chosen = inside["problem_id"].astype(int).unique() - 21
             assert (bands(start)[torch.tensor(chosen)] == index).all()
-            assert scores.loc[step, f"eval/{benchmark}"] == pytest.approx(inside["exact"].mean())  # type: ignore[index]
-        assert scores.loc[step, "eval/all"] == pytest.approx(part["exact"].mean())  # type: ignore[index]
+            assert said[f"eval/{benchmark}"] == pytest.approx(inside["exact"].mean())
+        assert said["eval/all"] == pytest.approx(part["exact"].mean())
 
 
 def test_verdicts_come_as_often_as_the_true_rates_say(tmp_path: Path) -> None:

@@ -120,11 +120,12 @@ class LoopRun:
         if kind >= 2 or share == 0:
             return float(kind >= 2)
         uniform = self.drawn["credit"][m][i]
-        for right in range(parts):
-            uniform -= math.comb(parts, right) * share**right * (1 - share) ** (parts - right)
+        others, each = parts - 1, min(1.0, share * parts / (parts - 1))
+        for right in range(others):
+            uniform -= math.comb(others, right) * each**right * (1 - each) ** (others - right)
             if uniform <= 0:
                 return right / parts
-        return 1.0
+        return others / parts
 
     def values(
         self, prompt: int, chance: list[float], kind: int, correct: float, m: int, i: int
@@ -177,9 +178,9 @@ class LoopRun:
         if not METHODS[self.setting.method].stochasticity:
             return 1.0
         c = self.setting.stochasticity
-        plus = 1 + c.alpha_p * sigmoid(c.lambda_p * deviation)
-        minus = 1 - c.alpha_n * sigmoid(-c.lambda_n * deviation)
-        return float(R * plus + (1 - R) * minus)
+        plus = 1 + float(c.alpha_p) * sigmoid(float(c.lambda_p) * deviation)
+        minus = 1 - float(c.alpha_n) * sigmoid(-float(c.lambda_n) * deviation)
+        return R * plus + (1 - R) * minus
 
     def difficulty_weight(self, prompt: int) -> float:
         if not METHODS[self.setting.method].curriculum:
@@ -312,9 +313,7 @@ def assert_equals_loop(training: Training, steps: int) -> None:
         expected = loop.step(step.responses.row.tolist())
         for name, tensor in found.items():
             wanted = torch.tensor(expected[name], dtype=torch.float64)
-            torch.testing.assert_close(
-                tensor.double(), wanted, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            assert torch.allclose(tensor.double(), wanted, rtol=1e-4, atol=1e-4), name
         for name, tensor in (
             ("own", training.bandit.own),
             ("skill", training.bandit.skill[0]),
@@ -322,7 +321,7 @@ def assert_equals_loop(training: Training, steps: int) -> None:
             ("beta", training.tracker.beta),
         ):
             wanted = torch.tensor(getattr(loop, name), dtype=torch.float64)
-            torch.testing.assert_close(tensor.double(), wanted, rtol=1e-4, atol=1e-4)
+            assert torch.allclose(tensor.double(), wanted, rtol=1e-4, atol=1e-4), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -348,7 +347,7 @@ worlds = st.builds(
     unlearnable=st.floats(0, 1),
     high_share=st.floats(0.05, 0.95),
     high_log_odds=st.floats(-2, 2),
-    partial=st.sampled_from([0.0, 0.3, 1.0]),
+    partial=st.sampled_from([0.0, 0.3, 0.75]),
     responses=st.builds(
         ResponseModel,
         tokens=st.integers(2, 20),
@@ -754,7 +753,7 @@ def test_the_pool_tells_the_critics_values_true_rates_and_measured_difficulty(
         assert error.square().mean().item() == pytest.approx(
             (start[run] * (1 - start[run]) / 16).mean().item(), rel=0.4
         )
-        assert torch.equal(pool.difficulty, pools[run % 2].difficulty)
+        assert torch.equal(pool.difficulty.float(), training.difficulty[run % 2])
     before = [pool.predict(torch.arange(200)) for pool in pools if pool.predict]
     step = training.step()
     for run in range(4):
@@ -830,7 +829,7 @@ def test_a_gradient_step_of_many_responses_follows_the_mean_reward() -> None:
     lift = training.bandit.loading[0].double() @ skill
     correct = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     p = torch.softmax(own + lift[:, None] * correct, 1)
-    (2 * p[:, 2:].sum(1) - 1).sum().backward()  # type: ignore[no-untyped-call]
+    (2 * p[:, 2:].sum(1) - 1).sum().backward()
     before = training.bandit.own.double()
     training.step()
     assert own.grad is not None
