@@ -28,7 +28,7 @@ def difference_verdict(interval: Interval, *, sign: Literal[1, -1] = 1) -> Verdi
         return "undecided"
     if low > 0:
         return "holds"
-    return "fails" if high < 0 else "undecided"
+    return "fails" if high <= 0 else "undecided"  # no difference in any seed is none
 
 
 def difference_row(

@@ -672,10 +672,10 @@ def bandit_rows(found: Mapping[str, Mapping[str, Scores]]) -> list[Row]:
 
 
 def difference_table(found: Mapping[str, Mapping[str, Scores]]) -> list[dict[str, Any]]:
-    """Every score of every arm, less that of none, of constant and of shuffled."""
+    """Every score of every arm, less that of none, of each constant, of shuffled and of literal."""
     rows = []
     for world, arms in found.items():
-        for arm, other in product(arms, ("none", "constant", "matched", "shuffled")):
+        for arm, other in product(arms, ("none", "constant", "matched", "shuffled", "literal")):
             for measure, a in arms[arm].items() if arm != other else ():
                 row = difference_row(measure, world, a, arms[other][measure])
                 rows.append(

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from cvpo import CurriculumConfig, Curve, StochasticityConfig
 from cvpo.curriculum import BOTTLENECK
-from cvpo.metrics import paired_t_interval
 from sim.bandit import BanditConfig
-from sim.differences import difference_verdict
 from sim.record import BANDS
 from sim.studies.curriculum import (
     CONSTANT,
@@ -197,21 +195,6 @@ def test_misallocation_reads_each_reading_in_its_own_phase() -> None:
 
 
 # ---------------------------------------------------------------------------------- verdicts
-
-
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ([0.1, 0.2, 0.1, 0.2, 0.15], "holds"),
-        ([-0.1, -0.2, -0.1, -0.2, -0.15], "fails"),
-        ([0.1, -0.2, 0.1, -0.2, 0.15], "undecided"),
-        ([0.1, 0.2, 0.1, 0.2], "undecided"),  # four seeds claim nothing
-        ([0.1], "undecided"),
-        ([0.0] * 5, "undecided"),
-    ],
-)
-def test_the_interval_decides_on_a_difference(values: list[float], verdict: str) -> None:
-    assert difference_verdict(paired_t_interval(np.array(values), np.zeros(len(values)))) == verdict
 
 
 @pytest.mark.parametrize(

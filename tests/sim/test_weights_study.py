@@ -82,7 +82,7 @@ def literal(coefficient: float = 0.3, sharpness: float = 50.0) -> dict[str, floa
         (0.1, 0.2, 4, 1, "undecided"),
         (0.1, 0.2, 5, -1, "fails"),
         (-0.2, -0.1, 5, -1, "holds"),
-        (0.0, 0.0, 5, 1, "undecided"),
+        (0.0, 0.0, 5, 1, "fails"),
     ],
 )
 def test_the_interval_and_the_claimed_sign_decide(
