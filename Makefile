@@ -62,7 +62,7 @@ bench: install  ## Speed, as ratios measured side by side
 	$(PY) -m tests.bench
 
 figures: install  ## Figures from run logs: make figures RUNS="runs/a runs/b"
-	$(PY) -m paper_figures $(RUNS)
+	$(PY) -m paper_figures --runs $(RUNS)
 
 lint: install  ## Format, lint and types
 	$(PY) -m ruff format --check .

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from analysis import AnalysisError, export, ls, summary
+from analysis import AnalysisError, compare, export, ls, report, summary
 from cvpo.runlog import RunLogError
 
 
@@ -16,7 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     ls.add_command(commands)
     summary.add_command(commands)
+    compare.add_command(commands)
     export.add_command(commands)
+    report.add_command(commands)
     arguments = parser.parse_args(argv)
     try:
         arguments.act(arguments)

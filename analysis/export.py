@@ -76,17 +76,19 @@ def _check_parts(parts: Sequence[str] | None) -> None:
 
 
 def _write_csv(source: Source, part: str, file: Path) -> None:
-    columns = list(source.contents[part].columns)
     with file.open("w", encoding="utf-8", newline="") as out:
-        pd.DataFrame(columns=columns).to_csv(out, index=False)
+        pd.DataFrame(columns=source.contents[part].columns).to_csv(out, index=False)
         for frame in source.scan(part):
-            _plain(frame.reindex(columns=columns)).to_csv(out, index=False, header=False)
+            _plain(frame).to_csv(out, index=False, header=False)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Lists, such as token ids, as JSON."""
     lists = [
-        name for name in frame if frame[name].map(lambda x: isinstance(x, (list, np.ndarray))).any()
+        name
+        for name in frame
+        if frame[name].dtype == object
+        and frame[name].map(lambda entry: isinstance(entry, np.ndarray)).any()
     ]
     return frame.assign(
         **{

@@ -15,35 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
 from analysis import AnalysisError, method_color
-from cvpo import runlog
+from analysis.evaluations import Evaluations, cost, read_evaluations
+from analysis.exhibit import DASHES, style
+from analysis.panels import benchmark_panels, legend_above
+from analysis.sources import Source, open_sources
 from cvpo.metrics import avg_at_k, paired_t_interval, pass_at_k
-from cvpo.reward import VERIFIERS
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 
 CONFIDENCE = 0.95
 
 Evaluation = dict[str, pd.DataFrame]
 """Benchmark, in order of names -> a row per problem_id: samples and correct (summed verdicts)."""
 
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
-_COLUMN_INCHES = 3.4  # one column of a two-column page
-
 
 @dataclass
 class Run:
-    """What the summary keeps of a run; evaluation files are read one at a time.
+    """What the summary keeps of a run.
 
     Attributes:
         name: how the table calls it.
-        path: its folder.
         method: from `run.yaml`, as are `seed` and `verifier`.
         curve: a row per evaluated step and benchmark: step, benchmark, accuracy, standard_error,
             problems, and the fewest and most samples of a problem (samples_min, samples_max).
@@ -53,9 +48,8 @@ class Run:
     """
 
     name: str
-    path: Path
     method: str
-    seed: int
+    seed: int | None
     verifier: str
     curve: pd.DataFrame
     first: Evaluation
@@ -80,95 +74,48 @@ class Summary:
 # ------------------------------------------------------------------------------------ reading
 
 
-def load_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Read what the summary needs; runs are called by their folder, or by path if that is shared.
+def load_runs(sources: Sequence[Source]) -> list[Run]:
+    """Read what the summary needs.
 
     Raises:
-        RunLogError: a folder is no run, has no evaluation, or a file of it is damaged.
-        AnalysisError: a run is given twice, or its evaluations do not hold what they must.
+        AnalysisError: a source has no evaluation, or as `read_evaluations`.
     """
-    folders = [Path(path) for path in paths]
-    resolved = [folder.resolve() for folder in folders]
-    for folder, where in zip(folders, resolved, strict=True):
-        if resolved.count(where) > 1:
-            raise AnalysisError(f"{folder} is given twice; name each run once")
-    names = [where.name for where in resolved]
-    return [
-        _load_run(folder, where.name if names.count(where.name) == 1 else str(folder))
-        for folder, where in zip(folders, resolved, strict=True)
+    return [_load_run(source) for source in sources]
+
+
+def _load_run(source: Source) -> Run:
+    read = read_evaluations(source)
+    curve = [
+        {
+            "step": step,
+            "benchmark": benchmark,
+            "accuracy": accuracy,
+            "standard_error": error,
+            "problems": len(problems),
+            "samples_min": problems["samples"].min(),
+            "samples_max": problems["samples"].max(),
+        }
+        for row, step in enumerate(read.steps)
+        for benchmark, problems in _evaluation(read, row).items()
+        for accuracy, error in [_accuracy(problems)]
     ]
-
-
-def _load_run(path: Path, name: str) -> Run:
-    inside = sorted(str(file.parent) for file in path.glob("*/run.yaml"))
-    if inside and not (path / "run.yaml").exists():
-        raise AnalysisError(f"{path} is not a run but holds runs; give those: {' '.join(inside)}")
-    run = runlog.read_run(path)
-    verifier = run["verifier"]
-    if verifier not in VERIFIERS:
-        raise AnalysisError(f"{path / 'run.yaml'}: unknown verifier {verifier!r}")
-    steps = runlog.list_steps(path, "evals")
-    columns = ["benchmark", "problem_id", "sample", verifier]
-    curve: list[dict[str, Any]] = []
-    first: Evaluation = {}
-    last: Evaluation = {}
-    for step, frame in zip(steps, runlog.scan(path, "evals", columns, steps), strict=True):
-        last = _by_problem(frame, verifier, f"{path}/evals, step {step}")
-        first = first or last
-        for benchmark, problems in last.items():
-            accuracy, error = _accuracy(problems)
-            curve.append(
-                {
-                    "step": step,
-                    "benchmark": benchmark,
-                    "accuracy": accuracy,
-                    "standard_error": error,
-                    "problems": len(problems),
-                    "samples_min": problems["samples"].min(),
-                    "samples_max": problems["samples"].max(),
-                }
-            )
     return Run(
-        name=name,
-        path=path,
-        method=run["method"],
-        seed=run["seed"],
-        verifier=verifier,
+        name=source.name,
+        method=source.method or "-",
+        seed=source.seed,
+        verifier=str(source.verifier),
         curve=pd.DataFrame(curve),
-        first=first,
-        last=last,
-        spent=runlog.read_metrics(path).set_index("step")[["device_seconds", "tokens"]],
+        first=_evaluation(read, 0),
+        last=_evaluation(read, -1),
+        spent=cost(source),
     )
 
 
-def _by_problem(frame: pd.DataFrame, verifier: str, where: str) -> Evaluation:
-    """Check an evaluation's rows and add up each problem's samples."""
-    if frame.empty:
-        raise AnalysisError(f"{where}: the evaluation has no row; remove the file")
-    verdicts = frame[verifier]
-    if verdicts.isna().any():
-        raise AnalysisError(
-            f"{where}: {int(verdicts.isna().sum())} of {len(frame)} rows have no {verifier!r} "
-            "verdict, the run's headline verifier; grade them, or remove the file"
-        )
-    if not verdicts.between(0.0, 1.0).all():
-        raise AnalysisError(f"{where}: column {verifier!r} must lie in [0, 1]")
-    keys = ["benchmark", "problem_id", "sample"]
-    if frame.duplicated(keys).any():
-        row = frame.loc[frame.duplicated(keys), keys].iloc[0]
-        raise AnalysisError(
-            f"{where}: {row['benchmark']}, problem {row['problem_id']}, sample {row['sample']} "
-            "stands there twice; remove one"
-        )
-    evaluation = {}
-    for benchmark, rows in frame.groupby("benchmark"):
-        problems = rows.groupby("problem_id")[verifier]
-        evaluation[str(benchmark)] = pd.DataFrame(
-            {"samples": problems.size(), "correct": problems.sum()}
-        )
-    if "mean" in evaluation:
-        raise AnalysisError(f"{where}: 'mean' is the table's own row; rename that benchmark")
-    return evaluation
+def _evaluation(read: Evaluations, row: int) -> Evaluation:
+    sums = {"samples": read.samples[row], "correct": read.correct[row]}
+    frame = pd.DataFrame(sums, index=read.problems)[read.samples[row] > 0]
+    by_benchmark = frame.groupby(level="benchmark")
+    return {str(name): rows.droplevel("benchmark") for name, rows in by_benchmark}
 
 
 def _accuracy(problems: pd.DataFrame) -> tuple[float, float]:
@@ -488,36 +435,19 @@ def format_summary(summary: Summary) -> str:
 
 def draw_curves(runs: Sequence[Run], benchmarks: Sequence[str], file: Path) -> None:
     """Learning curves as a PNG one column wide: the mean over benchmarks, and each benchmark."""
-    small = [] if len(benchmarks) == 1 else list(benchmarks)
-    rows = math.ceil(len(small) / 2)
-    style: dict[Any, Any] = {"font.size": 7, "axes.linewidth": 0.6, "axes.titlesize": 7}
-    style["text.parse_math"] = False  # names are the runs' own: a $ in one is no formula
-    with plt.rc_context(style):
-        figure = plt.figure(
-            figsize=(_COLUMN_INCHES, 2.5 + 1.25 * rows), dpi=300, layout="constrained"
-        )
-        grid = figure.add_gridspec(rows + 1, 2, height_ratios=[2.0, *[1.0] * rows])
-        top = figure.add_subplot(grid[0, :])
-        _draw_panel(top, runs, benchmarks)
-        over = f"mean of {len(benchmarks)} benchmarks" if small else benchmarks[0]
-        top.set_title(f"{over}, {_sizes(runs, benchmarks)}")
-        for index, name in enumerate(small):
-            panel = figure.add_subplot(grid[1 + index // 2, index % 2])
-            _draw_panel(panel, runs, [name])
-            panel.set_title(f"{name}, {_sizes(runs, [name])}")
+    with style():
+        figure, panels = benchmark_panels(benchmarks)
+        for name, panel in panels.items():
+            shown = benchmarks if name == "mean" else [name]
+            _draw_panel(panel, runs, shown)
+            title = f"mean of {len(benchmarks)} benchmarks" if name == "mean" else name
+            panel.set_title(f"{title}, {_sizes(runs, shown)}")
         figure.supxlabel("training step", fontsize=7)
         figure.supylabel("accuracy, avg@k (%)", fontsize=7)
-        handles, labels = top.get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc="outside upper center",
-            ncols=min(len(labels), 3),
-            columnspacing=1.0,
-            frameon=False,
-            title=f"band: {CONFIDENCE:.0%} interval over n problems, k samples each",
-            title_fontsize=6.5,
-            handlelength=2.2,
+        legend_above(
+            figure,
+            next(iter(panels.values())),
+            f"band: {CONFIDENCE:.0%} interval over n problems, k samples each",
         )
         figure.savefig(file)
         plt.close(figure)
@@ -530,23 +460,18 @@ def _draw_panel(panel: Any, runs: Sequence[Run], benchmarks: Sequence[str]) -> N
         earlier = methods[:index].count(run.method)
         alike = methods.count(run.method)
         label = f"{run.method} ({alike} runs)" if alike > 1 else f"{run.method} (seed {run.seed})"
-        style = {"color": method_color(run.method), "linestyle": _DASHES[earlier % len(_DASHES)]}
+        look = {"color": method_color(run.method), "linestyle": DASHES[earlier % len(DASHES)]}
         steps, middle = curve["step"], 100 * curve["accuracy"]
         panel.plot(
             steps,
             middle,
-            **style,
-            linewidth=1.2,
+            **look,
             marker="o" if len(curve) <= 12 else None,
-            markersize=2.5,
             label="_" + label if earlier else label,
         )
         low, high = (np.clip(middle + sign * 100 * curve["half"], 0, 100) for sign in (-1, 1))
-        panel.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", linewidth=0.3, alpha=0.6)
+        panel.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
     panel.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
-    panel.yaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
 
 
 def _mean_curve(run: Run, benchmarks: Sequence[str]) -> pd.DataFrame:
@@ -592,7 +517,7 @@ def add_command(commands: Any) -> None:
 
 
 def _act(arguments: argparse.Namespace) -> None:
-    runs = load_runs(arguments.runs)
+    runs = load_runs(open_sources(arguments.runs))
     summary = summarize(runs, arguments.k)
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)

@@ -113,17 +113,17 @@ def _load(
     chosen = {name: peer for peer, name in names.items() if name in wanted}
     chosen |= {name: peer for name, peer in copies.items() if name in wanted}
     peers = list(dict.fromkeys(chosen.values()))
-    try:
-        table = pq.read_table(file, columns=peers)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(file, error) from error
+    held = _schema(file).names
     for peer in peers:
-        if peer not in table.column_names:
+        if peer not in held:
             raise AnalysisError(
                 f"{file} has no column {peer!r}, as later files have; keep runs in folders of "
                 "their own"
             )
-    columns = table.to_pandas()
+    try:
+        columns = pq.read_table(file, columns=peers).to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(file, error) from error
     frame = pd.DataFrame({name: columns[peer] for name, peer in chosen.items()})
     for name in copies.keys() & frame.columns:
         frame[name] = frame[name].astype("float64")

@@ -208,6 +208,8 @@ def open_dump(path: Path) -> Source:
     rows = [row for file in files[:1] + files[-1:] for _, row in _first(file)]
     if not rows:
         raise AnalysisError(f"{path} has no whole row yet; wait for the first")
+    if json_kind(rows[0]) != "verl-dump":
+        raise AnalysisError(f"{files[0]}, line 1 lacks input, output or score; it is no dump")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     names = dumps.own_names(keys, _DUMPED | {"input": "prompt", "step": "step"}, "verl")
     held = [name for name in names.values() if name not in {"step", "prompt"}]

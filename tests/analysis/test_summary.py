@@ -11,6 +11,7 @@ from scipy.stats import t as student
 
 from analysis import METHOD_COLORS, method_color
 from analysis.__main__ import main
+from analysis.sources import open_sources
 from analysis.summary import draw_curves, load_runs, summarize
 from cvpo.runlog import RunLog
 
@@ -58,7 +59,7 @@ def row(table, evaluation, benchmark, run=None):
 
 
 def summary_of(*paths, k=None):
-    return summarize(load_runs(paths), k)
+    return summarize(load_runs(open_sources(paths)), k)
 
 
 def standard_error(x):
@@ -234,14 +235,14 @@ def refusal(capsys, *arguments):
 def test_bad_input_gets_one_line_that_names_the_file_and_the_way_out(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     err = refusal(capsys, tmp_path / "empty")
-    assert "empty is not a run log: there is no" in err
-    assert "is not a run log" in refusal(capsys, tmp_path / "absent")
+    assert "empty: the folder is empty; give a run log's folder" in err
+    assert "absent does not exist" in refusal(capsys, tmp_path / "absent")
     run = make_run(tmp_path / "runs" / "one")
-    assert f"holds runs; give those: {run}" in refusal(capsys, tmp_path / "runs")
+    assert f"holds some; give those: {run}" in refusal(capsys, tmp_path / "runs")
     assert "is given twice" in refusal(capsys, run, tmp_path / "runs" / "." / "one")
     assert "--k must be at least 1, got 0" in refusal(capsys, run, "--k", 0)
     bare = RunLog.create(tmp_path / "bare", config={}, seed=1, method="ppo", verifier="exact")
-    assert "has no part evals" in refusal(capsys, bare.path)
+    assert "has no evals: there is no file in evals/" in refusal(capsys, bare.path)
     other = make_run(tmp_path / "other", {0: {"MATH-500": [[1, 0], [0, 1]]}})
     err = refusal(capsys, run, other)
     assert "no benchmark stands in the first and last evaluation of every run" in err
@@ -256,8 +257,8 @@ def test_bad_input_gets_one_line_that_names_the_file_and_the_way_out(tmp_path, c
         (lambda rows: rows.assign(exact=math.nan), "3 of 3 rows have no 'exact' verdict"),
         (lambda rows: rows.assign(exact=-1.0), r"column 'exact' must lie in [0, 1]"),
         (lambda rows: rows.assign(sample=0), "b, problem p0, sample 0 stands there twice"),
-        (lambda rows: rows[:0], "the evaluation has no row"),
-        (lambda rows: rows.assign(benchmark="mean"), "'mean' is the table's own row"),
+        (lambda rows: rows[:0], "the first is an evaluation that has no row"),
+        (lambda rows: rows.assign(benchmark="mean"), "'mean' is the tables' own row"),
     ],
 )
 def test_an_evaluation_that_cannot_be_counted_is_refused(tmp_path, capsys, change, message):
@@ -265,7 +266,7 @@ def test_an_evaluation_that_cannot_be_counted_is_refused(tmp_path, capsys, chang
     log.evals(3, change(eval_rows({"b": [[0, 1, 1]]})))
     err = refusal(capsys, log.path)
     assert message in err
-    assert "evals, step 3" in err
+    assert f"{log.path}/evals" in err
 
 
 # -------------------------------------------------------------------------------------- output
@@ -291,7 +292,8 @@ def test_the_command_prints_the_table_and_saves_it_and_the_figure(tmp_path, caps
 def test_a_method_has_its_own_colour_in_the_figure(tmp_path):
     for method in ("cvpo", "vapo", "my-method"):
         path = make_run(tmp_path / method, method=method)
-        draw_curves(load_runs([path]), ["AIME24", "AMC23"], tmp_path / f"{method}.png")
+        runs = load_runs(open_sources([path]))
+        draw_curves(runs, ["AIME24", "AMC23"], tmp_path / f"{method}.png")
         pixels = mpl_image.imread(tmp_path / f"{method}.png")[..., :3]
         wanted = [int(method_color(method)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500

@@ -721,6 +721,13 @@ def test_p_value_is_that_of_the_t_table(t: float, degrees: int, p: float) -> Non
     assert p_value(interval) == pytest.approx(p, rel=0.002)
 
 
+@pytest.mark.parametrize("degrees", [1, 2, 3, 7, 30, 99, 500])
+def test_p_value_of_a_huge_t_is_no_negative_number(degrees: int) -> None:
+    for t in np.geomspace(10, 1e8, 40):
+        interval = Interval(t, 0, 0, 1.0, 0.95, ("seeds",), (degrees + 1,), degrees=degrees)
+        assert 0 <= p_value(interval) < 0.1
+
+
 def test_p_value_needs_a_spread() -> None:
     assert p_value(paired_t_interval(np.ones(3), np.ones(3))) == 1.0
     assert math.isnan(p_value(paired_t_interval(np.ones(3), np.zeros(3))))
