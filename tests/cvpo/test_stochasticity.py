@@ -471,6 +471,47 @@ def test_weights_ignore_the_order_of_trajectories_and_the_names_of_groups(
 
 
 @property_test
+@given(seeds, st.integers(1, 20), st.floats(0, 10), st.sampled_from(["group", "outcome_group"]))
+def test_a_common_shift_of_all_sigmas_of_a_group_changes_no_weight(
+    seed: int, B: int, shift: float, mu: Any
+) -> None:
+    data = batch(seed, B)
+    config = StochasticityConfig(mu=mu)
+    plain = stochasticity(**data, config=config).weight
+    shifted = {**data, "sigma": data["sigma"] + shift * (data["group"] % 3)}
+    torch.testing.assert_close(
+        stochasticity(**shifted, config=config).weight, plain, rtol=1e-9, atol=1e-9
+    )
+
+
+@property_test
+@given(seeds, st.integers(1, 20), st.sampled_from(["group", "outcome_group"]))
+def test_coefficients_of_each_trajectory_weigh_it_as_the_same_numbers_for_all(
+    seed: int, B: int, mu: Any
+) -> None:
+    data, rng = batch(seed, B), np.random.default_rng(seed)
+    settings = [
+        {"alpha_p": 0.3, "alpha_n": 0.2, "lambda_p": 50.0, "lambda_n": 20.0},
+        {"alpha_p": 1.5, "alpha_n": 0.0, "lambda_p": 0.0, "lambda_n": 300.0},
+    ]
+    which = torch.tensor(rng.integers(2, size=B))
+    each = {name: torch.tensor([s[name] for s in settings])[which] for name in settings[0]}
+    found = stochasticity(**data, config=StochasticityConfig(mu=mu, **each)).weight
+    for index, constants in enumerate(settings):
+        alone = stochasticity(**data, config=StochasticityConfig(mu=mu, **constants)).weight
+        chosen = which == index
+        torch.testing.assert_close(found[chosen], alone[chosen], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alpha_p", "alpha_n", "lambda_p", "lambda_n"])
+def test_one_impossible_coefficient_among_many_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        StochasticityConfig(**{name: torch.tensor([0.3, -0.1, 0.3])})
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        StochasticityConfig(**{name: torch.tensor([0.3, math.nan])})
+
+
+@property_test
 @given(seeds, st.integers(2, 20), st.floats(0.01, 100))
 def test_sharpness_in_deviations_has_no_unit(seed: int, B: int, scale: float) -> None:
     data = batch(seed, B)
