@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import joblib
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
 from tqdm import tqdm
 
 from cvpo import RunLog, read_run
@@ -42,8 +42,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
-    """Worlds to draw; every interval is over these."""
+    seeds: tuple[Annotated[StrictInt, Field(ge=0, lt=2**31)], ...] = Field(
+        default=(0, 1, 2, 3, 4), min_length=1
+    )
+    """Worlds to draw; every interval is over these. Their order says nothing."""
     output: Path = Path("runs/sim")
     """The study's run log goes to the folder of its name in here."""
     overwrite: bool = False
@@ -57,9 +59,9 @@ class Settings(BaseModel):
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise ValueError("seeds must be distinct and not negative")
-        return seeds
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("seeds must be distinct")
+        return tuple(sorted(seeds))
 
     @field_validator("jobs")
     @classmethod
@@ -103,7 +105,11 @@ class Study:
 
 
 class Desk:
-    """What a study works with: its run log, all cores, and a place for tables."""
+    """What a study works with: its run log, all cores, and a place for tables.
+
+    The log grows in a folder ``<name>.partial`` and takes its place when the study is finished, so
+    that an earlier log is there until then.
+    """
 
     def __init__(self, name: str, settings: Settings) -> None:
         """Opens the study's log.
@@ -112,10 +118,11 @@ class Desk:
             SimError: The folder holds something already and may not be replaced, or the backend is
                 not installed.
         """
-        self.settings = settings
-        self.folder = settings.output / name
+        self.name, self.settings = name, settings
         check_room(name, settings)
         _prepare(settings.backend)
+        self.folder = _partial(name, settings)
+        """Where the log is until the study is finished."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.log = RunLog.create(
@@ -142,7 +149,7 @@ class Desk:
         with joblib.parallel_config(self.settings.backend, n_jobs=self.settings.jobs):
             parallel = joblib.Parallel(return_as="generator")
             found = parallel(joblib.delayed(_one_thread)(function, a) for a in work)
-            title = f"{self.folder.name}: {desc}"
+            title = f"{self.name}: {desc}"
             return list(tqdm(found, total=len(work), desc=title, unit="job"))
 
     def table(
@@ -156,11 +163,27 @@ class Desk:
 
         self.log.table(name, pd.DataFrame(rows), units)
 
+    def finish(self) -> None:
+        """Puts the log into its place."""
+        target = self.settings.output / self.name
+        if target.exists():
+            shutil.rmtree(target)
+        self.folder.rename(target)
+
 
 def run_study(study: Study, settings: Settings) -> list[Row]:
-    """Runs a study and writes its rows into its log, as the table ``study``."""
+    """Runs a study and writes its rows into its log, as the table ``study``.
+
+    Raises:
+        SimError: What the study was told makes no sense; nothing is left of it then, nor after an
+            interruption.
+    """
     desk = Desk(study.name, settings)
-    rows = study.run(settings, desk)
+    try:
+        rows = study.run(settings, desk)
+    except (SimError, KeyboardInterrupt):
+        shutil.rmtree(desk.folder)
+        raise
     desk.table(
         "study",
         [
@@ -168,6 +191,7 @@ def run_study(study: Study, settings: Settings) -> list[Row]:
             for row in rows
         ],
     )
+    desk.finish()
     return rows
 
 
@@ -181,22 +205,29 @@ def check_room(name: str, settings: Settings) -> None:
     Raises:
         SimError: The folder holds no log of this study, or one that may not be replaced.
     """
-    folder = settings.output / name
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    try:
-        ours = read_run(folder).get("study") == name
-    except (OSError, RunLogError):
-        ours = False
-    if not ours:
-        raise SimError(
-            f"output: {folder} holds something that is no log of this study; choose another"
-        )
-    if not settings.overwrite:
-        raise SimError(
-            f"output: {folder} holds an earlier run of this study; set overwrite=true to replace "
-            "it, or output=FOLDER to keep both"
-        )
+    for folder, what in (
+        (settings.output / name, "an earlier run"),
+        (_partial(name, settings), "an unfinished run (killed, or still going on)"),
+    ):
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            continue
+        try:
+            ours = not folder.is_symlink() and read_run(folder).get("study") == name
+        except (OSError, RunLogError):
+            ours = False
+        if not ours:
+            raise SimError(
+                f"output: {folder} holds something that is no log of this study; choose another"
+            )
+        if not settings.overwrite:
+            raise SimError(
+                f"output: {folder} holds {what} of this study; set overwrite=true to replace it, "
+                "or output=FOLDER to keep both"
+            )
+
+
+def _partial(name: str, settings: Settings) -> Path:
+    return settings.output / f"{name}.partial"
 
 
 def format_rows(rows: Sequence[Row]) -> str:
@@ -243,10 +274,14 @@ def read_settings(study: Study, overrides: Sequence[str]) -> Settings:
     try:
         return study.settings.model_validate(given)
     except ValidationError as error:
+        places = [problem["loc"] for problem in error.errors()]
         lines = [
-            ".".join(map(str, problem["loc"]))
-            + f": {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"
+            _explain(problem["loc"], problem["msg"], problem["input"])
             for problem in error.errors()
+            # A list that is too short only without its bad entries is none.
+            if problem["type"] != "too_short"
+            or places.count(problem["loc"])
+            == len([place for place in places if place[: len(problem["loc"])] == problem["loc"]])
         ]
         raise SimError(f"{study.name}: " + "\n  ".join(lines)) from None
 
@@ -270,6 +305,11 @@ def _value(key: str, text: str) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _explain(place: Sequence[str | int], message: str, given: Any) -> str:
+    message = message.removeprefix("Value error, ")
+    return f"{'.'.join(map(str, place))}: {message} (got {given!r})" if place else message
 
 
 def _short(number: float) -> str:

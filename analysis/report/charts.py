@@ -32,7 +32,8 @@ _POINTS_OF_ALL = 2000
 """Points of one line, and of a panel, at most, so that the page stays small. A longer log is drawn
 by means of consecutive steps."""
 
-VEGA_LITE = "6.4"
+VEGA_LITE = "6.1"
+"""Version 6.4 loses the run in the tooltip of the nearest point."""
 
 AXES: dict[str, dict[str, Any]] = {
     "step": {"title": "training step", "format": "~s"},
@@ -329,8 +330,8 @@ def encoding(axis: str, runs: Sequence[Look]) -> dict[str, Any]:
         },
         "tooltip": [
             {"field": "run", "type": "nominal"},
-            {"field": axis, "type": "quantitative", "title": title, "format": ".4~g"},
-            {"field": "value", "type": "quantitative", "format": ".4~g"},
+            {"field": axis, "type": "quantitative", "title": title, "format": ",.4~r"},
+            {"field": "value", "type": "quantitative", "format": ",.4~r"},
         ],
     } | {
         channel: {
@@ -380,7 +381,9 @@ def _spec(interval: bool) -> dict[str, Any]:
             {"mark": faint, "encoding": {"y": y("value")}},
             {"mark": bold, "encoding": {"y": y("smooth")}},
         ]
-    near = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    # a point is known by its run and step: all points of a line come from one row of the data
+    near = {"type": "point", "fields": ["run", "step"], "nearest": True}
+    near |= {"on": "pointerover", "clear": "pointerout"}
     shown_near = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     points = {
         "params": [{"name": "near", "select": near}],

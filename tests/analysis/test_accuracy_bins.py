@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from analysis.accuracy_bins import BINS, accuracy_bin, read_bins
 from analysis.sources import open_source
 from cvpo import RunLog, read_prompts
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def bin_of(successes, trials):
@@ -31,7 +31,7 @@ def test_every_rate_lies_in_the_bin_that_exact_fractions_say(counts):
 
 
 def test_shares_are_those_of_a_plain_count(tmp_path):
-    path = write_values(tmp_path / "a")
+    path = write_log(tmp_path / "a")
     found = read_bins(open_source(path))
     for number, rows in found.groupby("round"):
         prompts = read_prompts(path, rounds=[number])

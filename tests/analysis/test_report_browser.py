@@ -133,6 +133,22 @@ def test_a_run_is_hidden_and_shown_again(opened):
     assert len(lines(opened, "Reward")) == 4
 
 
+def test_the_nearest_point_says_whose_it_is_and_its_numbers(opened):
+    draw(opened, lambda: opened.locator("input[value=tokens]").check(force=True))
+    figure = panel(opened, "Reward")
+    figure.evaluate("(one) => one.scrollIntoView({ block: 'center' })")
+    box = figure.locator("svg").last.bounding_box()
+    # the last step: vapo's reward of 1 + 30 % 7, to the right and in the middle
+    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + 80)
+    opened.mouse.move(box["x"] + box["width"] - 20, box["y"] + 90, steps=5)
+    tooltip = opened.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for(timeout=10_000)
+    said = " ".join(tooltip.inner_text().split())
+    assert said == "run vapo response tokens, rollouts and updates 27,000 value 3"
+    marked = figure.locator(".mark-symbol path[opacity='1']")
+    assert marked.count() == 1
+
+
 def test_clicks_that_overtake_each_other_end_in_the_last_choice(opened):
     opened.evaluate(
         "for (const axis of ['tokens', 'device_hours', 'tokens'])"

@@ -19,15 +19,15 @@ from analysis.selection import (
 )
 from analysis.sources import open_source, open_sources
 from cvpo import RunLog
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def test_runs_without_the_part_are_named_with_the_reason(tmp_path):
     sources = open_sources(
         [
-            write_values(tmp_path / "a", method="vapo"),
-            write_values(tmp_path / "b", method="grpo", critic=False),
-            write_values(tmp_path / "c", method="cvpo", without=["trajectories"]),
+            write_log(tmp_path / "a", method="vapo"),
+            write_log(tmp_path / "b", method="grpo", critic=False),
+            write_log(tmp_path / "c", method="cvpo", without=["trajectories"]),
         ]
     )
     found = holding(sources, "trajectories", ["sigma"], remedy="train vapo")
@@ -37,7 +37,7 @@ def test_runs_without_the_part_are_named_with_the_reason(tmp_path):
 
 
 def test_when_no_run_holds_the_part_the_error_says_how_to_get_it(tmp_path):
-    sources = open_sources([write_values(tmp_path / "b", method="grpo", critic=False)])
+    sources = open_sources([write_log(tmp_path / "b", method="grpo", critic=False)])
     with pytest.raises(AnalysisError, match=r"sigma in trajectories: train vapo\..*b is left out"):
         holding(sources, "trajectories", ["sigma"], remedy="train vapo")
 
@@ -52,9 +52,9 @@ def test_logs_of_unknown_methods_are_no_trainings(tmp_path):
 def test_a_run_that_has_not_come_as_far_is_not_compared_at_the_end(tmp_path):
     sources = open_sources(
         [
-            write_values(tmp_path / "a", method="vapo", steps=20),
-            write_values(tmp_path / "b", method="cvpo", steps=18),
-            write_values(tmp_path / "c", method="cvpo", seed=2, steps=17),
+            write_log(tmp_path / "a", method="vapo", steps=20),
+            write_log(tmp_path / "b", method="cvpo", steps=18),
+            write_log(tmp_path / "c", method="cvpo", seed=2, steps=17),
         ]
     )
     found = at_the_end(holding(sources, "trajectories", remedy=""))
@@ -65,7 +65,7 @@ def test_a_run_that_has_not_come_as_far_is_not_compared_at_the_end(tmp_path):
 @pytest.fixture(scope="module", params=[(), ("metrics",)], ids=["", "no-metrics"])
 def long_run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return open_source(write_values(folder / "a", steps=24, without=request.param))
+    return open_source(write_log(folder / "a", steps=24, without=request.param))
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 50])
@@ -84,7 +84,7 @@ def test_a_part_without_a_row_is_an_error_that_names_the_run(tmp_path):
 
 
 def test_recent_of_a_long_run_opens_few_files(tmp_path):
-    path = write_values(tmp_path / "a", steps=40)
+    path = write_log(tmp_path / "a", steps=40)
     (path / "trajectories" / "00000001.parquet").write_bytes(b"damaged")
     source = open_source(path)
     assert len(recent(source, "trajectories", ["step"], 3)) == 3
@@ -93,8 +93,8 @@ def test_recent_of_a_long_run_opens_few_files(tmp_path):
 
 
 def test_a_run_without_metrics_is_at_step_0(tmp_path):
-    assert last_step(open_source(write_values(tmp_path / "a", without=["metrics"]))) == 0
-    assert last_step(open_source(write_values(tmp_path / "b", steps=7))) == 7
+    assert last_step(open_source(write_log(tmp_path / "a", without=["metrics"]))) == 0
+    assert last_step(open_source(write_log(tmp_path / "b", steps=7))) == 7
 
 
 def test_the_interval_over_seeds_is_the_t_interval():
@@ -115,9 +115,9 @@ def test_one_seed_has_no_interval_and_none_has_no_mean():
 def test_captions_name_the_seeds(tmp_path):
     sources = open_sources(
         [
-            *(write_values(tmp_path / f"a{s}", method="vapo", seed=s, steps=1) for s in (1, 2, 3)),
-            *(write_values(tmp_path / f"b{s}", method="grpo", seed=s, steps=1) for s in (1, 4)),
-            write_values(tmp_path / "c", steps=1),
+            *(write_log(tmp_path / f"a{s}", method="vapo", seed=s, steps=1) for s in (1, 2, 3)),
+            *(write_log(tmp_path / f"b{s}", method="grpo", seed=s, steps=1) for s in (1, 4)),
+            write_log(tmp_path / "c", steps=1),
         ]
     )
     groups = holding(sources, "trajectories", remedy="").groups

@@ -6,11 +6,11 @@ import pytest
 from analysis.sources import open_source
 from analysis.spread import read_spread
 from cvpo import RunLog, read_trajectories
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def test_the_variance_is_sigma_squared_of_the_last_steps(tmp_path):
-    path = write_values(tmp_path / "a", steps=12)
+    path = write_log(tmp_path / "a", steps=12)
     found = read_spread(open_source(path), steps=3)
     rows = read_trajectories(path, steps=[10, 11, 12])
     assert found.variance == pytest.approx([sigma**2 for sigma in rows["sigma"]])
@@ -18,7 +18,7 @@ def test_the_variance_is_sigma_squared_of_the_last_steps(tmp_path):
 
 
 def test_scores_of_a_frozen_critic_are_read_alike(tmp_path):
-    path = write_values(tmp_path / "a", scored_by="judge")
+    path = write_log(tmp_path / "a", scored_by="judge")
     own = read_spread(open_source(path), steps=4)
     frozen = read_spread(open_source(path), "scores/judge", steps=4)
     assert frozen.variance == pytest.approx(4 * own.variance)

@@ -7,7 +7,7 @@ import pytest
 from analysis.sources import open_source
 from analysis.weight_cells import BANDS, SUMS, read_cells
 from cvpo import RunLog, read_trajectories
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def band_of(rho):
@@ -17,7 +17,7 @@ def band_of(rho):
 
 
 def test_cells_are_those_of_a_plain_loop(tmp_path):
-    path = write_values(tmp_path / "a", switch=8)
+    path = write_log(tmp_path / "a", switch=8)
     cells, dropped = read_cells(open_source(path))
     expected = defaultdict(lambda: dict.fromkeys(SUMS, 0.0))
     for row in read_trajectories(path).to_dict("records"):
@@ -46,7 +46,7 @@ def test_the_low_and_the_high_set_are_whole_bands(tmp_path, rho, band):
 
 
 def test_a_run_without_a_switch_is_early_throughout(tmp_path):
-    cells, _ = read_cells(open_source(write_values(tmp_path / "a")))
+    cells, _ = read_cells(open_source(write_log(tmp_path / "a")))
     assert cells.loc[cells["phase"] == "bottleneck", "trajectories"].sum() == 0
 
 

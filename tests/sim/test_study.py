@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet
 import pytest
 import torch
@@ -111,8 +112,10 @@ def test_an_unknown_study_is_refused_with_the_nearest_name(
         (["factor=0"], "trial: factor: Input should be greater than 0 (got 0)"),
         (["factor=many"], "trial: factor: Input should be a valid number"),
         (["factor=[1"], "factor: '[1' is not a YAML value"),
-        (["seeds=[1,1]"], "trial: seeds: seeds must be distinct and not negative (got [1, 1])"),
-        (["seeds=[-1]"], "trial: seeds: seeds must be distinct and not negative"),
+        (["seeds=[1,1]"], "trial: seeds: seeds must be distinct (got [1, 1])"),
+        (["seeds=[-1]"], "trial: seeds.0: Input should be greater than or equal to 0"),
+        (["seeds=[2147483648]"], "trial: seeds.0: Input should be less than 2147483648"),
+        (["seeds=[true]"], "trial: seeds.0: Input should be a valid integer"),
         (["seeds=[]"], "trial: seeds: Tuple should have at least 1 item"),
         (["seeds=3"], "trial: seeds: Input should be a valid tuple"),
         (["seeds=[a]"], "trial: seeds.0: Input should be a valid integer"),
@@ -138,6 +141,12 @@ def test_every_bad_setting_is_named_at_once(capsys: pytest.CaptureFixture[str]) 
     message = refused(capsys, "trial", "jobs=0", "factor=-1")
     assert "jobs: " in message
     assert "factor: " in message
+
+
+def test_a_bad_entry_of_a_list_is_one_complaint(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "trial", "seeds=[-1]")
+    assert "at least 1 item" not in message
+    assert message.count("seeds") == 1
 
 
 @pytest.mark.parametrize("key", ["factor=1", "sed=[1]", "seeds"])
@@ -270,11 +279,18 @@ def test_rows_become_the_table_study_with_the_text_of_their_claims(tmp_path: Pat
     assert said["config"]["factor"] == 3
 
 
+def test_the_order_of_seeds_says_nothing(tmp_path: Path) -> None:
+    for folder, seeds in (("a", "[4, 0, 2]"), ("b", "[0, 2, 4]")):
+        assert main(["trial", f"seeds={seeds}", f"output={tmp_path / folder}"]) == 0
+    tables = [read_table(tmp_path / folder / "trial", "products") for folder in "ab"]
+    pd.testing.assert_frame_equal(*tables)
+
+
 def test_tables_keep_order_and_units(tmp_path: Path) -> None:
-    assert run(tmp_path, "seeds=[4, 0, 2]") == 0
+    assert run(tmp_path, "seeds=[0, 2, 4]") == 0
     table = read_table(tmp_path / "trial", "products")
-    assert table["seed"].tolist() == [4, 0, 2]
-    assert table["product"].tolist() == [12, 0, 6]
+    assert table["seed"].tolist() == [0, 2, 4]
+    assert table["product"].tolist() == [0, 6, 12]
     file = tmp_path / "trial" / "tables" / "products.parquet"
     metadata = pyarrow.parquet.read_schema(file).field("product").metadata
     assert b"apples" in metadata.values()
@@ -394,18 +410,53 @@ def test_a_killed_study_leaves_a_log_that_can_be_read_and_replaced(tmp_path: Pat
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "trial" / "tables" / "early.parquet").exists():
+        partial = tmp_path / "trial.partial"
+        while not (partial / "tables" / "early.parquet").exists():
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert read_run(tmp_path / "trial")["study"] == "trial"
-    assert read_table(tmp_path / "trial", "early")["number"].tolist() == [7]
+    assert read_run(partial)["study"] == "trial"
+    assert read_table(partial, "early")["number"].tolist() == [7]
     assert run(tmp_path) == 2
+    assert read_table(partial, "early")["number"].tolist() == [7]
     assert run(tmp_path, "overwrite=true") == 0
+    assert not partial.exists()
     assert not (tmp_path / "trial" / "tables" / "early.parquet").exists()
+
+
+@pytest.mark.parametrize("error", [SimError("the file is not there"), KeyboardInterrupt()])
+def test_a_study_that_ends_early_leaves_the_earlier_log_and_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    assert run(tmp_path) == 0
+    before = read_table(tmp_path / "trial", "study")
+
+    def fails(_: Settings, desk: Desk) -> list[Row]:
+        desk.table("early", [{"number": 7}])
+        raise error
+
+    monkeypatch.setitem(STUDIES, "trial", Study("trial", "fails", TrialSettings, fails))
+    assert run(tmp_path, "overwrite=true") in (2, 130)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "trial", "study"), before)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["trial"]
+    # And where there was none, none is left: the same command can be given again.
+    other = tmp_path / "other"
+    assert main(["trial", f"output={other}"]) in (2, 130)
+    assert not list(other.iterdir())
+
+
+def test_a_link_in_the_place_of_a_log_is_not_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "real") == 0
+    (tmp_path / "trial").symlink_to(tmp_path / "real" / "trial")
+    assert "holds something that is no log of this study" in refused(
+        capsys, "trial", f"output={tmp_path}", "overwrite=true"
+    )
+    assert read_table(tmp_path / "real" / "trial", "study") is not None
 
 
 def test_an_interrupted_study_says_so(
