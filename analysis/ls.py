@@ -64,7 +64,10 @@ def logged_steps(source: Source) -> list[int]:
     for part in source.parts:
         if "step" in source.contents[part].columns and part != "events":
             frames = source.scan(part, ["step"])
-            return sorted({int(step) for frame in frames for step in frame["step"].unique()})
+            # A study's own table may have rows that belong to no step.
+            return sorted(
+                {int(step) for frame in frames for step in frame["step"].dropna().unique()}
+            )
     return []
 
 

@@ -1,14 +1,17 @@
 """One line for each run: what it says, and that a bad one does not hide the others."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.ls import gaps, list_runs
+from analysis.ls import gaps, list_runs, logged_steps
+from analysis.sources import open_source
 from cvpo.runlog import RunLog
 
 
@@ -105,3 +108,11 @@ def test_a_torn_log_is_noted(tmp_path):
     _, notes, _ = list_runs([run])
     assert "r: " in notes[0]
     assert "torn" in notes[0]
+
+
+def test_a_table_with_rows_of_no_step_is_listed(tmp_path: Path) -> None:
+    log = RunLog.create(
+        tmp_path / "study", config={"study": "trial"}, seed=0, method="sim-trial", verifier="exact"
+    )
+    log.table("study", pd.DataFrame({"step": [3.0, float("nan"), 7.0], "value": [1, 2, 3]}))
+    assert logged_steps(open_source(tmp_path / "study")) == [3, 7]
