@@ -173,14 +173,13 @@ def _at_the_end(label: str, runs: Sequence[Source]) -> tuple[tuple[Source, ...],
     """The runs that have come as far as half of them; why the others are left out."""
     last = [int(read_evaluations(run).steps[-1]) for run in runs]
     end = sorted(last, reverse=True)[(len(runs) - 1) // 2]
-    notes = []
-    for run, step in zip(runs, last, strict=True):
-        if step < end:
-            notes.append(f"{run.name} is left out of {label}: it was evaluated to step {step} only")
-        elif run.finished is False:
-            notes.append(f"{run.name} was evaluated to step {step} of {run.total_steps}")
-    kept = tuple(run for run, step in zip(runs, last, strict=True) if step >= end)
-    return kept, [f"{note} (still running, or stopped)." for note in notes]
+    notes = [
+        f"{run.name} is left out of {label}: it was evaluated to step {step} only (still running, "
+        "or stopped)."
+        for run, step in zip(runs, last, strict=True)
+        if step < end
+    ]
+    return tuple(run for run, step in zip(runs, last, strict=True) if step >= end), notes
 
 
 def _trained(curves: Mapping[str, Curves]) -> tuple[dict[str, Curves], list[str]]:

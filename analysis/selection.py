@@ -22,7 +22,10 @@ Groups = dict[str, list[Source]]
 
 @dataclass(frozen=True)
 class Selection:
-    """The trainings that hold what an exhibit shows, and a sentence on each that does not."""
+    """The trainings that hold what an exhibit shows, and what a reader has to know of them.
+
+    Each that does not, and each that is not finished, has a sentence.
+    """
 
     groups: Groups
     notes: tuple[str, ...]
@@ -50,6 +53,7 @@ def holding(
             why = _lacks(run, part, columns)
             if why is None:
                 found.setdefault(label, []).append(run)
+                notes += _unfinished(run)
             else:
                 notes.append(f"{run.name} is left out: {why}.")
     if not found:
@@ -65,6 +69,13 @@ def _lacks(run: Source, part: str, columns: Sequence[str]) -> str | None:
         if why is not None:
             return f"no {_name(part, [column] if column else [])} ({why})"
     return None
+
+
+def _unfinished(run: Source) -> list[str]:
+    if run.finished is not False or "metrics" not in run.contents:
+        return []
+    come = f"it has come to step {last_step(run)} of {run.total_steps}"
+    return [f"{run.name} is not finished: {come} (still running, or stopped)."]
 
 
 def _name(part: str, columns: Sequence[str]) -> str:

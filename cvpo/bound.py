@@ -106,8 +106,8 @@ def token_gradient(
     Raises:
         ValueError: As `token_mean`.
     """
-    share = _shares(weight, like=advantages)
     products = _wide(scores) * _wide(advantages)[:, None]
+    share = _shares(weight, like=advantages.to(products.dtype))
     return share @ products.masked_fill(share[:, None] == 0, 0)
 
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from cvpo.trackers import BetaTracker, check_fields, check_prompts
+from cvpo.trackers import BetaTracker, Restorable, check_constants, check_fields, check_prompts
 
 Phase = Literal["early", "bottleneck"]
 PHASES: tuple[Phase, ...] = ("early", "bottleneck")
@@ -281,8 +281,9 @@ class BottleneckDetector:
         return _Verdict(stopped, count, rise / p1 if p1 > 0 else math.nan, reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: phase, rounds and the test's window."""
+        """Everything needed to go on: configuration, phase, rounds and the test's window."""
         return {
+            "config": self._declared(),
             "phase": self.phase,
             "rounds": self.rounds,
             "history": [entry._asdict() for entry in self._history],
@@ -291,24 +292,35 @@ class BottleneckDetector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`.
 
+        Decision: the whole configuration must be the state's. Its thresholds have fixed the sets
+        of the history, and a switch that two rules had decided would be neither's.
+
         Raises:
-            ValueError: A field is missing or unknown, or does not fit this detector.
+            ValueError: A field is missing or unknown, does not fit this detector, or is of another
+                configuration; names it.
         """
         check_fields("BottleneckDetector", state, self.state_dict())
+        check_fields("BottleneckDetector: config", state["config"], self._declared())
+        check_constants("BottleneckDetector", state["config"], self._declared())
         if state["phase"] not in PHASES:
             raise ValueError(f"BottleneckDetector: phase must be one of {PHASES}")
         kept = min(state["rounds"], self.config.window + 1)
         if len(state["history"]) != kept:
             raise ValueError(
                 f"BottleneckDetector: the state keeps {len(state['history'])} of "
-                f"{state['rounds']} rounds, window {self.config.window} needs {kept}; it was saved "
-                "under another window"
+                f"{state['rounds']} rounds, window {self.config.window} needs {kept}"
             )
         for entry in state["history"]:
             check_fields("BottleneckDetector: history", entry, dict.fromkeys(_Round._fields))
         self.phase, self.rounds = state["phase"], state["rounds"]
         self._history.clear()
         self._history.extend(_Round(**entry) for entry in state["history"])
+
+    def _declared(self) -> dict[str, Any]:
+        """The configuration as plain values, which any loader of files reads."""
+        config = self.config
+        curves = {"early": tuple(config.early), "bottleneck": tuple(config.bottleneck)}
+        return {**vars(config), **curves}
 
 
 class DifficultyCurriculum:
@@ -410,12 +422,15 @@ class DifficultyCurriculum:
         self.round_successes = state["round_successes"].clone()
 
 
-class RoundClock:
+class RoundClock(Restorable):
     """Says when a round is over: one pass over the prompts, or every `round_steps` steps.
 
     Fractional passes carry over to the step in which they complete; a step that completes several
     passes ends one round.
     """
+
+    fixed = ("num_prompts", "round_steps")
+    moving = ("elapsed",)
 
     def __init__(self, num_prompts: int, *, round_steps: int | None = None) -> None:
         """Starts at the beginning of a round.
@@ -427,31 +442,18 @@ class RoundClock:
         Raises:
             ValueError: A number below 1.
         """
+        self.num_prompts, self.round_steps = num_prompts, round_steps
         self.length = num_prompts if round_steps is None else round_steps
         if self.length < 1:
             raise ValueError(f"RoundClock: a round must be at least 1 long, got {self.length}")
-        self.by_steps = round_steps is not None
         self.elapsed = 0
 
     def tick(self, prompts: int) -> bool:
         """Counts one step that rolled out this many prompts; True if a round ends with it."""
-        self.elapsed += 1 if self.by_steps else prompts
+        self.elapsed += prompts if self.round_steps is None else 1
         over = self.elapsed >= self.length
         self.elapsed %= self.length
         return over
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the round is."""
-        return {"elapsed": self.elapsed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`.
-
-        Raises:
-            ValueError: A field is missing or unknown.
-        """
-        check_fields("RoundClock", state, self.state_dict())
-        self.elapsed = state["elapsed"]
 
 
 class _Round(NamedTuple):

@@ -77,16 +77,7 @@ class Restorable:
         """
         owner = type(self).__name__
         check_fields(owner, state, dict.fromkeys((*self.fixed, *self.moving)))
-        for name in self.fixed:
-            saved, here = state[name], getattr(self, name)
-            if isinstance(here, Tensor):
-                if not torch.equal(saved, here):
-                    raise ValueError(f"{owner}: the state was saved with another {name}")
-            elif saved != here:
-                raise ValueError(
-                    f"{owner}: the state has {name} {saved}, here it is {here}; build it with the "
-                    f"state's {name}"
-                )
+        check_constants(owner, state, {name: getattr(self, name) for name in self.fixed})
         restored = {
             name: _restored(owner, name, getattr(self, name), state[name]) for name in self.moving
         }
@@ -130,6 +121,23 @@ def check_fields(owner: str, state: Mapping[str, Any], expected: Mapping[str, An
     )
     if missing or unknown:
         raise ValueError(f"{owner}: state lacks {missing} and has unknown {unknown}")
+
+
+def check_constants(owner: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuses a state that was saved under other constants than those here, by name.
+
+    Raises:
+        ValueError: Names the first.
+    """
+    for name, value in here.items():
+        if isinstance(value, Tensor):
+            if not torch.equal(saved[name], value):
+                raise ValueError(f"{owner}: the state was saved with another {name}")
+        elif saved[name] != value:
+            raise ValueError(
+                f"{owner}: the state has {name} {saved[name]}, here it is {value}; build it with "
+                f"the state's {name}"
+            )
 
 
 def check_prompts(owner: str, loaded: Mapping[str, Tensor], here: Tensor) -> None:
@@ -193,7 +201,11 @@ class _Posterior(Restorable):
         Raises:
             ValueError: An unknown prompt or impossible count; names the entry. Nothing is changed.
         """
-        prompt, trials, successes = _checked(prompt, trials, successes, len(self.alpha))
+        prompt, trials, successes = checked_counts(
+            "observe", prompt, trials, successes, num_prompts=len(self.alpha)
+        )
+        said = trials > 0
+        prompt, trials, successes = prompt[said], trials[said], successes[said]
         for chosen in _distinct(prompt):
             self._update(prompt[chosen], trials[chosen], successes[chosen])
             self.visits[prompt[chosen]] += 1
@@ -310,7 +322,7 @@ class BOTSTracker(BetaTracker):
             raise ValueError(f"BOTSTracker: prior_share must lie in [0, 1], got {prior_share}")
         super().__init__(num_prompts, discount=1 - forgetting)
         self.prior_share = prior_share
-        self.difficulty = checked_difficulty("BOTSTracker", difficulty, num_prompts)
+        self.difficulty = checked_rates("BOTSTracker: difficulty", difficulty, num_prompts)
 
     def _update(self, prompt: Tensor, trials: Tensor, successes: Tensor) -> None:
         expected = trials * (1 - self.difficulty[prompt])
@@ -376,26 +388,60 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 # -------------------------------------------------------------------------------------- checks
 
 
-def checked_difficulty(
-    owner: str, difficulty: Float[Tensor, " N"], num_prompts: int
-) -> Float[Tensor, " N"]:
-    """A fixed difficulty as float64 on the CPU.
+def checked_rates(name: str, rates: Float[Tensor, " N"], num_prompts: int) -> Float[Tensor, " N"]:
+    """A rate of every prompt, of success or failure, as float64 on the CPU; a copy.
 
     Raises:
-        ValueError: It is not [N], or an entry lies outside [0, 1]; names it.
+        ValueError: They are not [N], or one lies outside [0, 1]; names it.
     """
-    difficulty = torch.as_tensor(difficulty).detach().to("cpu", torch.float64, copy=True)
-    if difficulty.shape != (num_prompts,):
-        raise ValueError(
-            f"{owner}: difficulty must be [{num_prompts}], got {tuple(difficulty.shape)}"
-        )
-    possible = (difficulty >= 0) & (difficulty <= 1)
+    rates = torch.as_tensor(rates).detach().to("cpu", torch.float64, copy=True)
+    if rates.shape != (num_prompts,):
+        raise ValueError(f"{name} must be [{num_prompts}], got {tuple(rates.shape)}")
+    possible = (rates >= 0) & (rates <= 1)
     if not bool(possible.all()):
         at = int((~possible).nonzero()[0])
+        raise ValueError(f"{name} must lie in [0, 1], prompt {at} has {rates[at].item():g}")
+    return rates
+
+
+def checked_counts(
+    owner: str,
+    prompt: Int[Tensor, " M"],
+    trials: Shaped[Tensor, " M"],
+    successes: Shaped[Tensor, " M"],
+    *,
+    num_prompts: int,
+) -> tuple[Int[Tensor, " M"], Float[Tensor, " M"], Float[Tensor, " M"]]:
+    """What rollouts said of prompts, as int64 and float64 on the CPU.
+
+    Raises:
+        ValueError: Shapes differ, a prompt is not one of 0..N-1, or a count is impossible; names
+            the entry.
+    """
+    prompt = torch.as_tensor(prompt).cpu()
+    trials = torch.as_tensor(trials).detach().to("cpu", torch.float64)
+    successes = torch.as_tensor(successes).detach().to("cpu", torch.float64)
+    if prompt.ndim != 1 or not prompt.shape == trials.shape == successes.shape:
         raise ValueError(
-            f"{owner}: difficulty must lie in [0, 1], prompt {at} has {difficulty[at].item():g}"
+            f"{owner}: prompt, trials and successes must all be [M], got "
+            f"{tuple(prompt.shape)}, {tuple(trials.shape)}, {tuple(successes.shape)}"
         )
-    return difficulty
+    if prompt.numel() and (prompt.is_floating_point() or prompt.dtype == torch.bool):
+        raise ValueError(f"{owner}: prompt ids must be integers, got {prompt.dtype}")
+    prompt = prompt.long()
+    known = (prompt >= 0) & (prompt < num_prompts)
+    possible = trials.isfinite() & (successes >= 0) & (successes <= trials)
+    for ok, what in (
+        (known, f"unknown prompt (N = {num_prompts})"),
+        (possible, "impossible count"),
+    ):
+        if not bool(ok.all()):
+            at = int((~ok).nonzero()[0])
+            raise ValueError(
+                f"{owner}: {what} at entry {at}: prompt {int(prompt[at])}, "
+                f"{trials[at].item():g} trials, {successes[at].item():g} successes"
+            )
+    return prompt, trials, successes
 
 
 def _discount(owner: str, discount: float) -> float:
@@ -410,36 +456,4 @@ def _distinct(prompt: Int[Tensor, " M"]) -> Iterator[Int[Tensor, " m"]]:
     _, counts = torch.unique_consecutive(prompt[order], return_counts=True)
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
     rank = torch.arange(len(prompt)) - starts
-    for now in range(int(counts.max()) if len(counts) else 0):
-        yield order[rank == now]
-
-
-def _checked(
-    prompt: Tensor, trials: Tensor, successes: Tensor, num_prompts: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The observations that say something, as int64 and float64 on the CPU."""
-    prompt = torch.as_tensor(prompt).cpu()
-    trials = torch.as_tensor(trials).cpu().double()
-    successes = torch.as_tensor(successes).cpu().double()
-    if prompt.ndim != 1 or not prompt.shape == trials.shape == successes.shape:
-        raise ValueError(
-            "observe: prompt, trials and successes must all be [M], got "
-            f"{tuple(prompt.shape)}, {tuple(trials.shape)}, {tuple(successes.shape)}"
-        )
-    if prompt.numel() and (prompt.is_floating_point() or prompt.dtype == torch.bool):
-        raise ValueError(f"observe: prompt ids must be integers, got {prompt.dtype}")
-    prompt = prompt.long()
-    known = (prompt >= 0) & (prompt < num_prompts)
-    possible = (trials >= 0) & trials.isfinite() & (successes >= 0) & (successes <= trials)
-    for ok, what in (
-        (known, f"unknown prompt (N = {num_prompts})"),
-        (possible, "impossible count"),
-    ):
-        if not bool(ok.all()):
-            at = int((~ok).nonzero()[0])
-            raise ValueError(
-                f"observe: {what} at entry {at}: prompt {int(prompt[at])}, "
-                f"{trials[at].item():g} trials, {successes[at].item():g} successes"
-            )
-    said = trials > 0
-    return prompt[said], trials[said], successes[said]
+    yield from order[torch.argsort(rank, stable=True)].split(rank.bincount().tolist())

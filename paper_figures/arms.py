@@ -13,7 +13,7 @@ import pandas as pd
 from analysis import AnalysisError
 from analysis.evaluations import Evaluations, read_evaluations
 from analysis.exhibit import COLUMN, PAGE, Exhibit, style
-from analysis.labels import color, groups, marker
+from analysis.labels import color, groups, marker, trainings
 from analysis.sources import Source
 from analysis.studies import FEWEST_SEEDS, GREY, INK, SHADES, about, find_study, forest, has_study
 from cvpo.metrics import paired_difference, paired_t_interval
@@ -103,9 +103,15 @@ def in_trainings(sources: Sequence[Source]) -> tuple[pd.DataFrame, list[str]]:
     Returns:
         method, arm, step, benchmarks, problems, seeds, value, low and high (`paired_difference`).
     """
-    evaluated = [s for s in sources if s.method is not None and "evals" in s.contents]
+    trained = trainings(sources)
+    evaluated = [run for run in trained if "evals" in run.contents]
     by_label = {label: {run.seed: run for run in runs} for label, runs in groups(evaluated).items()}
-    rows, notes = [], []
+    rows = []
+    notes = [
+        f"{run.name} is left out: {run.lacks('evals')}."
+        for run in trained
+        if "evals" not in run.contents
+    ]
     for label, runs in by_label.items():
         found = _ARM.search(label)
         if found is None:

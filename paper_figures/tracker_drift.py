@@ -68,7 +68,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
 
 def real_errors(study: Source) -> pd.DataFrame:
     """Rows of `make`'s table for the real run; none if the study was made without one."""
-    rows = rows_where(study, "squared error of rho", "real run: (?P<tracker>.+)")
+    rows = rows_where(study, "squared error of rho", r"real run, \d+ predictions: (?P<tracker>.+)")
     ends = rows[["value", "low", "high"]].clip(lower=0).pow(0.5)
     return _tidy(rows.assign(quantity="error", drift=REAL, **ends))
 

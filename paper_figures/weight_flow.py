@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -35,8 +35,14 @@ def make(sources: Sequence[Source]) -> Exhibit:
         COLUMNS,
         remedy="train cvpo with log.trajectories_every above 0",
     )
-    groups = _weighing(selection.groups)
-    read = {label: [read_cells(run) for run in runs] for label, runs in groups.items()}
+    candidates = {
+        label: runs
+        for label, runs in selection.groups.items()
+        if any(_may_vary(run) for run in runs)
+    }
+    read = {label: [read_cells(run) for run in runs] for label, runs in candidates.items()}
+    groups = _weighing(selection.groups, read)
+    read = {label: read[label] for label in groups}
     tables = [summarize([c for c, _ in runs]).assign(label=label) for label, runs in read.items()]
     table = pd.concat([rows for rows in tables if len(rows)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
@@ -132,9 +138,13 @@ def _both(outcome: str) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------- reading
 
 
-def _weighing(groups: Groups) -> Groups:
-    """The labels with a run whose weights are not all 1."""
-    weighing = {label: runs for label, runs in groups.items() if any(_varies(run) for run in runs)}
+def _weighing(groups: Groups, read: Mapping[str, Sequence[tuple[pd.DataFrame, int]]]) -> Groups:
+    """The labels with a run whose weights are not all 1, as far as they are there."""
+    weighing = {
+        label: groups[label]
+        for label, runs in read.items()
+        if not all(_all_one(cells) for cells, _ in runs)
+    }
     if not weighing:
         raise AnalysisError(
             f"none of the trainings uses a weight ({', '.join(groups)}): train cvpo, "
@@ -143,12 +153,18 @@ def _weighing(groups: Groups) -> Groups:
     return weighing
 
 
-def _varies(run: Source) -> bool:
-    """Whether the metrics saw W_S or W_D vary; without such metrics the weights have to be read."""
+def _all_one(cells: pd.DataFrame) -> bool:
+    """Whether there are trajectories and both weights are 1 in all of them."""
+    n = cells["trajectories"]
+    return bool(n.any() and (cells["w_s"] == n).all() and (cells["w_d"] == n).all())
+
+
+def _may_vary(run: Source) -> bool:
+    """Whether the metrics saw W_S or W_D vary; where they do not say, the weights are read."""
     names = ["weights/w_s_cv", "weights/w_d_cv"]
     if any(run.lacks("metrics", name) for name in names):
         return True
-    return bool((run.metrics(names)[names].fillna(0) != 0).to_numpy().any())
+    return bool((run.metrics(names)[names] != 0).to_numpy().any())  # NaN is not 0
 
 
 # ------------------------------------------------------------------------------------- caption

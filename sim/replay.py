@@ -23,7 +23,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -32,6 +32,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 from pydantic import Field, field_validator
 
+from cvpo.metrics import Interval, paired_t_interval
+from sim.distinct import distinct
 from sim.study import Row, Settings, SimError
 
 Values = Literal["rates", "counts"]
@@ -40,6 +42,8 @@ History = list[float]
 
 ROUNDING = 0.01
 """A rate is a multiple of 1/k if k times it is this near a whole number: files print few digits."""
+MOST_TRIALS = 1_000_000
+"""Of k: more are a mistake, and far more could not be counted."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +79,12 @@ class ReplaySettings(Settings):
 
     replay: Path | None = Field(default_factory=lambda: REAL_RUN if REAL_RUN.exists() else None)
     """History of a real run, see `sim.replay`; null: only synthetic drift."""
-    replay_trials: int | None = Field(default=8, ge=1)
+    replay_trials: int | None = Field(default=8, ge=1, le=MOST_TRIALS)
     """Rollouts of a prompt in an epoch of it; null where the file has a column for them."""
     replay_values: Values | None = None
     """``rates`` or ``counts``; null where the file leaves no doubt."""
 
-    @field_validator("*")
-    @classmethod
-    def _once(cls, value: Any) -> Any:
-        if isinstance(value, tuple) and len(set(value)) < len(value):
-            raise ValueError("holds something twice, which would count it as two measurements")
-        return value
+    _once = field_validator("*")(distinct)
 
     def read_replay(self) -> Replay | None:
         """The real run, or None without a file."""
@@ -98,6 +97,34 @@ def not_measured(claim: int) -> Row:
     """What stands in place of the real run's rows when there is no file."""
     where = f"not measured: no file; set replay, or provide {REAL_RUN.name}"
     return Row("real run", where, math.nan, n=0, claim=claim)
+
+
+def rise(replay: Replay) -> Interval:
+    """How much a prompt's success rate rose from the first half of the run to the second.
+
+    Of the epochs that every prompt has. Rates that move both ways by as much are not seen.
+
+    Returns:
+        Mean over prompts with its t interval; NaN if a prompt has a single epoch.
+    """
+    rates = replay.common / replay.trials
+    half = rates.shape[1] // 2
+    if not half:
+        return Interval(math.nan, math.nan, math.nan, math.nan, 0.95, ("problems",), (0,))
+    return paired_t_interval(rates[:, half:].mean(axis=1), rates[:, :half].mean(axis=1))
+
+
+def rise_row(found: Interval) -> Row:
+    """The row of a run's `rise`."""
+    return Row(
+        "rise of the success rate from the first half to the second",
+        "real run",
+        found.estimate,
+        found.low,
+        found.high,
+        n=found.sizes[0],
+        unit="success rate",
+    )
 
 
 def read_replay(file: Path, *, trials: int | None = None, values: Values | None = None) -> Replay:
@@ -130,8 +157,8 @@ def read_replay(file: Path, *, trials: int | None = None, values: Values | None 
     values = _agree(file, "values", table.values, values)
     if trials is None:
         _refuse(file, "does not say how many rollouts an epoch has; set trials to k")
-    if trials < 1:
-        _refuse(file, f"trials must be at least 1, got {trials}")
+    if not 1 <= trials <= MOST_TRIALS:
+        _refuse(file, f"trials must be 1 to {MOST_TRIALS}, got {trials}; set the k of the run")
     counts = _counts(file, table, trials, values or _kind(file, table, trials))
     lengths = np.array([len(history) for history in counts])
     padded = np.zeros((len(counts), lengths.max()), dtype=np.int64)
@@ -205,14 +232,15 @@ def _counts(
 
 
 def _read_json(file: Path, text: str) -> _Table:
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for prompt, count in Counter(prompt for prompt, _ in pairs).items():
             if count > 1:
                 _refuse(file, f"prompt {prompt!r} stands there {count} times; keep one of them")
         return dict(pairs)
 
     try:
-        content = json.loads(text, object_pairs_hook=distinct)
+        # Python reads no integer of more than some thousand digits, but every one as a float.
+        content = json.loads(text, object_pairs_hook=unrepeated, parse_int=float)
     except json.JSONDecodeError as error:
         raise SimError(f"{file}: is not JSON ({error}); correct it there") from error
     except RecursionError as error:
@@ -229,15 +257,12 @@ def _json_history(file: Path, prompt: str, given: Any) -> History:
     if not isinstance(given, list) or not given:
         _refuse(file, f"prompt {prompt!r}: {_JSON_SHAPE}, with at least one epoch")
     for epoch, number in enumerate(given):
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
+        if not isinstance(number, float):
             said = "is missing" if number is None else f"is {number!r}, no number"
             _refuse(
                 file, f"prompt {prompt!r}, epoch {epoch}: {said}; fill it in, or drop the prompt"
             )
-    try:
-        return [float(number) for number in given]
-    except OverflowError:
-        _refuse(file, f"prompt {prompt!r}: holds a number too large for a count; correct it")
+    return given
 
 
 # ------------------------------------------------------------------------------------------- CSV
@@ -245,24 +270,32 @@ def _json_history(file: Path, prompt: str, given: Any) -> History:
 
 def _read_csv(file: Path, text: str) -> _Table:
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        numbered = list(_numbered(text))
     except csv.Error as error:
         raise SimError(f"{file}: is not CSV ({error}); save it as comma-separated text") from error
-    header, *body = [[cell.strip() for cell in row] for row in rows]
-    # Rows as an editor numbers them: the header is row 1. Blank lines are no rows.
-    numbered = [(number, row) for number, row in enumerate(body, start=2) if any(row)]
+    if len(numbered) < 2:
+        _refuse(file, "must hold a header and the row of at least one prompt")
+    (_, header), *body = numbered
     for name, count in Counter(header).items():
         if count > 1:
-            _refuse(file, f"row 1: column {name!r} stands there {count} times; keep one of them")
-    if not numbered:
-        _refuse(file, "has a header but no rows; it must hold at least one prompt")
-    for number, row in numbered:
+            _refuse(file, f"header: column {name!r} stands there {count} times; keep one of them")
+    for number, row in body:
         if len(row) != len(header):
             _refuse(
                 file,
                 f"row {number}: {len(row)} cells, the header has {len(header)}; add or remove some",
             )
-    return (_read_long if "epoch" in header else _read_wide)(file, header, numbered)
+    return (_read_long if "epoch" in header else _read_wide)(file, header, body)
+
+
+def _numbered(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the line on which each begins, as an editor numbers them; blank ones are none."""
+    reader, line = csv.reader(io.StringIO(text, newline=""), strict=True), 1
+    for row in reader:
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield line, cells
+        line = reader.line_num + 1  # a quoted cell may hold line breaks
 
 
 def _read_long(file: Path, header: list[str], rows: Sequence[tuple[int, list[str]]]) -> _Table:
@@ -270,7 +303,7 @@ def _read_long(file: Path, header: list[str], rows: Sequence[tuple[int, list[str
     if names not in ({"prompt", "epoch", "successes"}, {"prompt", "epoch", "rate"}):
         _refuse(
             file,
-            f"row 1: columns {', '.join(header)}; the long form has prompt, epoch, successes or "
+            f"header: columns {', '.join(header)}; the long form has prompt, epoch, successes or "
             "rate, and trials if wanted, and no others",
         )
     values: Values = "counts" if "successes" in names else "rates"
@@ -319,7 +352,7 @@ def _read_wide(file: Path, header: list[str], rows: Sequence[tuple[int, list[str
     if header[0] != "prompt" or not whole or epochs[0] < 0:
         _refuse(
             file,
-            f"row 1: columns {', '.join(header)}; the wide form has prompt and then the epochs, "
+            f"header: columns {', '.join(header)}; the wide form has prompt and then the epochs, "
             "whole numbers one after the other, the long form a column epoch",
         )
     histories: dict[str, History] = {}

@@ -55,7 +55,7 @@ def write_run(
         verifier=verifier,
     )
     for step, evaluation in verdicts.items():
-        log.evals(step, _rows(evaluation, verifier))
+        log.evals(step, evaluation_rows(evaluation, verifier))
     for step in sorted(verdicts) if logged is None else logged:
         log.metrics(
             step,
@@ -67,7 +67,8 @@ def write_run(
     return path
 
 
-def _rows(evaluation: Verdicts, verifier: str) -> dict[str, list[Any]]:
+def evaluation_rows(evaluation: Verdicts, verifier: str = "exact") -> dict[str, list[Any]]:
+    """The verdicts as rows of the run log's part `evals`."""
     cells = [
         (name, f"p{problem}", sample, float(verdict))
         for name, table in evaluation.items()

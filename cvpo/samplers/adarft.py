@@ -37,15 +37,20 @@ class AdaRFT(Drawing):
 
         Args:
             pool: The run's.
-            rate: eta, the target's largest step.
-            sharpness: k.
-            goal: Accuracy at which the target rests.
+            rate: eta, the target's largest step, at least 0.
+            sharpness: k, at least 0.
+            goal: Accuracy at which the target rests, in [0, 1].
             start: T before the first step, in [0, 100].
 
         Raises:
-            ValueError: The pool has no difficulty, or T starts outside its range.
+            ValueError: The pool has no difficulty, or an argument lies outside its range.
         """
         super().__init__(pool)
+        for name, value in (("rate", rate), ("sharpness", sharpness)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"adarft: {name} must be finite and at least 0, got {value}")
+        if not 0 <= goal <= 1:
+            raise ValueError(f"adarft: goal must lie in [0, 1], got {goal}")
         if not 0 <= start <= 100:
             raise ValueError(f"adarft: start must lie in [0, 100], got {start}")
         self.difficulty = 100 * required(pool, "difficulty", "adarft")
@@ -56,7 +61,7 @@ class AdaRFT(Drawing):
         prompt = self._candidates(self.num_prompts)
         return prompt[nearest((self.difficulty[prompt] - self.target).abs(), count)]
 
-    def observe(self, feedback: Feedback) -> None:
+    def _learn(self, feedback: Feedback) -> None:
         """Moves the target; a step without rollouts leaves it where it is."""
         trials = feedback.trials.sum().item()
         if trials > 0:

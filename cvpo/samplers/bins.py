@@ -212,11 +212,11 @@ class SEC(_Binned):
         """P of each bin, as it stands."""
         return torch.softmax(self.q / self.temperature, 0)
 
-    def observe(self, feedback: Feedback) -> None:
+    def _learn(self, feedback: Feedback) -> None:
         """Moves Q of the bins that were seen."""
-        reward = feedback.mean_abs_advantage.cpu().double()
+        reward = feedback.mean_abs_advantage
         known = ~reward.isnan()
-        index = self.bin_of[feedback.prompt.cpu()[known]]
+        index = self.bin_of[feedback.prompt[known]]
         count = index.bincount(minlength=self.bins)
         mean = index.bincount(reward[known], minlength=self.bins) / count.clamp(min=1)
         moved = (1 - self.rate) * self.q + self.rate * mean

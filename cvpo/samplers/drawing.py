@@ -33,8 +33,7 @@ class Drawing(Restorable):
         Raises:
             ValueError: ``count`` is negative.
         """
-        if count < 0:
-            raise ValueError(f"{type(self).__name__}: {count} prompts asked for")
+        check_count(type(self).__name__, count)
         if count <= self.num_prompts:
             return self._choose(count)
         passes, rest = divmod(count, self.num_prompts)
@@ -45,7 +44,15 @@ class Drawing(Restorable):
         raise NotImplementedError
 
     def observe(self, feedback: Feedback) -> None:
-        """Nothing to learn."""
+        """Learns from a step's rollouts.
+
+        Raises:
+            ValueError: As `Feedback.checked`. Nothing is changed.
+        """
+        self._learn(feedback.checked(self.num_prompts))
+
+    def _learn(self, feedback: Feedback) -> None:
+        """Takes in checked feedback; by default there is nothing to learn."""
 
     def metrics(self) -> dict[str, float]:
         """Nothing to say."""
@@ -56,14 +63,25 @@ class Drawing(Restorable):
         return torch.randperm(self.num_prompts, generator=self.generator)[:count]
 
 
-def check_candidates(owner: str, candidates: float) -> None:
-    """Refuses fewer candidates than prompts taken.
+def check_count(owner: str, count: int) -> None:
+    """Refuses to choose fewer than no prompts.
 
     Raises:
-        ValueError: ``candidates`` is below 1.
+        ValueError: ``count`` is negative.
     """
-    if not candidates >= 1:
-        raise ValueError(f"{owner}: candidates must be at least 1, got {candidates}")
+    if count < 0:
+        raise ValueError(f"{owner}: {count} prompts asked for")
+
+
+def checked_candidates(owner: str, candidates: float) -> int:
+    """How many candidates there are for each prompt taken.
+
+    Raises:
+        ValueError: ``candidates`` is not whole or below 1.
+    """
+    if not (candidates >= 1 and float(candidates).is_integer()):
+        raise ValueError(f"{owner}: candidates must be whole and at least 1, got {candidates}")
+    return int(candidates)
 
 
 def nearest(distance: Float[Tensor, " M"], count: int) -> Int[Tensor, " count"]:

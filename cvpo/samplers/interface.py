@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from cvpo.trackers import checked_difficulty
+from cvpo.trackers import checked_counts, checked_rates
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Pool:
             if value is not None and value < 1:
                 raise ValueError(f"Pool: {name} must be at least 1, got {value}")
         if self.difficulty is not None:
-            checked = checked_difficulty("Pool", self.difficulty, self.num_prompts)
+            checked = checked_rates("Pool: difficulty", self.difficulty, self.num_prompts)
             object.__setattr__(self, "difficulty", checked)
 
 
@@ -81,7 +83,42 @@ class Feedback:
     mean_abs_advantage: Float[Tensor, " M"]
     """Of the group's trajectories; NaN where nobody knows, as of most discarded groups."""
     value_first: Float[Tensor, " M"] | None = None
-    """The critic's V(s_0), where there is a critic."""
+    """The critic's V(s_0), where there is a critic; NaN where nobody knows."""
+
+    def checked(self, num_prompts: int) -> Feedback:
+        """The same on the CPU, as int64 and float64. Samplers learn from nothing else.
+
+        Args:
+            num_prompts: N of the sampler's pool.
+
+        Raises:
+            ValueError: Shapes differ, a prompt is not one of 0..N-1, a count is impossible, an
+                advantage negative, or a number infinite; names the entry.
+        """
+        prompt, trials, successes = checked_counts(
+            "Feedback", self.prompt, self.trials, self.successes, num_prompts=num_prompts
+        )
+        size = _known_or_nan("mean_abs_advantage", self.mean_abs_advantage, len(prompt), least=0)
+        first = self.value_first
+        if first is not None:
+            first = _known_or_nan("value_first", first, len(prompt), least=-math.inf)
+        return Feedback(prompt, trials, successes, size, first)
+
+
+def _known_or_nan(
+    field: str, x: Shaped[Tensor, " M"], entries: int, *, least: float
+) -> Float[Tensor, " M"]:
+    x = torch.as_tensor(x).detach().to("cpu", torch.float64)
+    if x.shape != (entries,):
+        raise ValueError(f"Feedback: {field} must be [{entries}], got {tuple(x.shape)}")
+    possible = x.isnan() | (x.isfinite() & (x >= least))
+    if not bool(possible.all()):
+        at = int((~possible).nonzero()[0])
+        raise ValueError(
+            f"Feedback: {field} must be finite and at least {least}, or NaN where nobody knows; "
+            f"entry {at} has {x[at].item():g}"
+        )
+    return x
 
 
 class Sampler(Protocol):
@@ -91,7 +128,10 @@ class Sampler(Protocol):
         """The prompts to roll out next, as ids."""
 
     def observe(self, feedback: Feedback) -> None:
-        """Takes in what the rollouts said: once a step, with all its groups."""
+        """Takes in what the rollouts said: once a step, with all its groups.
+
+        `Feedback.checked` refuses what cannot be.
+        """
 
     def metrics(self) -> dict[str, float]:
         """Scalars to log, each under a name of its own."""

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cvpo.samplers.drawing import Drawing, check_candidates, nearest
+from cvpo.samplers.drawing import Drawing, checked_candidates, nearest
 from cvpo.samplers.interface import Pool, required
+from cvpo.trackers import checked_rates
 
 
 class NearHalf(Drawing):
@@ -50,14 +51,13 @@ class PCL(NearHalf):
 
         Args:
             pool: The run's.
-            candidates: Candidates for each prompt taken, at least 1.
+            candidates: c, candidates for each prompt taken, at least 1.
 
         Raises:
-            ValueError: The pool has no predictions, or there are too few candidates.
+            ValueError: The pool has no predictions, or c is not whole or below 1.
         """
         super().__init__(pool)
-        check_candidates("pcl", candidates)
-        self.candidates = candidates
+        self.candidates = checked_candidates("pcl", candidates)
         self._predict = required(pool, "predict", "pcl")
 
     def _choose(self, count: int) -> Int[Tensor, " count"]:
@@ -90,9 +90,5 @@ class Oracle(NearHalf):
 
     def _choose(self, count: int) -> Int[Tensor, " count"]:
         prompt = self._candidates(self.num_prompts)
-        rate = torch.as_tensor(self._truth()).to("cpu", torch.float64)
-        if rate.shape != (self.num_prompts,):
-            raise ValueError(
-                f"oracle: `truth` must give {self.num_prompts} rates, got {tuple(rate.shape)}"
-            )
+        rate = checked_rates("oracle: truth", self._truth(), self.num_prompts)
         return self._take(prompt, rate[prompt], count)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cvpo.samplers.drawing import Drawing
+from cvpo.samplers.drawing import Drawing, check_count
 from cvpo.samplers.interface import Feedback, Pool
 from cvpo.trackers import Restorable
 
@@ -27,7 +27,12 @@ class ShuffledEpochs(Restorable):
         self.drawn = 0
 
     def next(self, count: int) -> Int[Tensor, " count"]:
-        """The next ``count`` prompts in order; a prompt repeats only over an epoch's border."""
+        """The next ``count`` prompts in order; a prompt repeats only over an epoch's border.
+
+        Raises:
+            ValueError: ``count`` is negative.
+        """
+        check_count(type(self).__name__, count)
         chosen: list[Tensor] = []
         while count > 0:
             epoch, position = divmod(self.drawn, self.num_prompts)
@@ -40,7 +45,12 @@ class ShuffledEpochs(Restorable):
         return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64)
 
     def observe(self, feedback: Feedback) -> None:
-        """Nothing to learn."""
+        """Nothing to learn.
+
+        Raises:
+            ValueError: As `Feedback.checked`.
+        """
+        feedback.checked(self.num_prompts)
 
     def metrics(self) -> dict[str, float]:
         """Passes over the prompts so far."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cvpo.samplers.drawing import check_candidates
+from cvpo.samplers.drawing import checked_candidates
 from cvpo.samplers.interface import Feedback, Pool, required
 from cvpo.samplers.near_half import NearHalf
 from cvpo.trackers import BetaTracker, BOTSTracker, DBBTracker, MovingAverageTracker, Tracker
@@ -36,11 +36,10 @@ class Thompson(NearHalf):
             candidates: c, at least 1; the source takes 16 or 8.
 
         Raises:
-            ValueError: c is below 1.
+            ValueError: c is not whole or below 1.
         """
         super().__init__(pool)
-        check_candidates("mopps", candidates)
-        self.candidates = candidates
+        self.candidates = checked_candidates("mopps", candidates)
         self.tracker = tracker
 
     def _choose(self, count: int) -> Int[Tensor, " count"]:
@@ -49,7 +48,7 @@ class Thompson(NearHalf):
         failed = torch._standard_gamma(self.tracker.beta[prompt], self.generator)
         return self._take(prompt, solved / (solved + failed), count)
 
-    def observe(self, feedback: Feedback) -> None:
+    def _learn(self, feedback: Feedback) -> None:
         """Updates the posterior."""
         self.tracker.observe(feedback.prompt, feedback.trials, feedback.successes)
 
@@ -108,17 +107,21 @@ def thompson_weight(
     from a few observations on; Beta(1, 1) and other wide posteriors leak a little beyond [0, 1].
 
     Args:
-        alpha: Of every prompt's posterior, positive, [N].
-        beta: Likewise, [N].
-        candidates: c, candidates for each prompt taken, at least 1; at 1 all weights are 1.
+        alpha: Of every prompt's posterior, at least 0, [N].
+        beta: Likewise, [N]. Where one of the two is 0 the rate is certain; both must not be.
+        candidates: c, candidates for each prompt taken, from 1, where all weights are 1, to a
+            million: beyond it, rounding would decide.
 
     Returns:
         [N], at least 0, mean 1, float64.
 
     Raises:
-        ValueError: c is below 1, or shapes differ.
+        ValueError: c or a posterior lies outside its range, or shapes differ.
     """
-    check_candidates("thompson_weight", candidates)
+    if not 1 <= candidates <= 1e6:
+        raise ValueError(
+            f"thompson_weight: candidates must be from 1 to a million, got {candidates}"
+        )
     if alpha.ndim != 1 or alpha.shape != beta.shape:
         raise ValueError(
             "thompson_weight: alpha and beta must both be [N], got "
@@ -126,6 +129,13 @@ def thompson_weight(
         )
     alpha, beta = alpha.double(), beta.double()
     total = alpha + beta
+    proper = (alpha >= 0) & (beta >= 0) & (total > 0) & total.isfinite()
+    if not bool(proper.all()):
+        at = int((~proper).nonzero()[0])
+        raise ValueError(
+            "thompson_weight: alpha and beta must be finite, at least 0 and not both 0, prompt "
+            f"{at} has {alpha[at].item():g}, {beta[at].item():g}"
+        )
     mean = alpha / total
     deviation = (mean * (1 - mean) / (total + 1)).sqrt().clamp(min=1e-9)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cvpo.samplers.drawing import Drawing
 from cvpo.samplers.interface import Feedback, Pool
+from cvpo.trackers import checked_counts
 
 
 def variance_share(
@@ -78,9 +79,9 @@ class VCRL(Drawing):
             pool: The run's.
             kappa_early: Smallest p that is kept in the first steps, in [0, 1].
             kappa_late: The same later on.
-            early_steps: How many steps are the first.
+            early_steps: How many steps are the first, at least 0.
             momentum: Of P, in [0, 1].
-            max_replays: How often an entry of the bank is served.
+            max_replays: How often an entry of the bank is served, at least 0.
 
         Raises:
             ValueError: An argument lies outside its range.
@@ -92,6 +93,9 @@ class VCRL(Drawing):
         ):
             if not 0 <= value <= 1:
                 raise ValueError(f"vcrl: {name} must lie in [0, 1], got {value}")
+        for name, count in (("early_steps", early_steps), ("max_replays", max_replays)):
+            if count < 0:
+                raise ValueError(f"vcrl: {name} must be at least 0, got {count}")
         super().__init__(pool)
         self.kappa_early, self.kappa_late, self.early_steps = kappa_early, kappa_late, early_steps
         self.momentum, self.max_replays = momentum, max_replays
@@ -139,8 +143,14 @@ class VCRL(Drawing):
 
         Returns:
             Whether a group is trained on, [M].
+
+        Raises:
+            ValueError: An unknown prompt or impossible count; names the entry. Nothing is changed.
         """
-        prompt, share = prompt.cpu(), variance_share(trials, successes).cpu()
+        prompt, trials, successes = checked_counts(
+            "keep", prompt, trials, successes, num_prompts=self.num_prompts
+        )
+        share = variance_share(trials, successes)
         replayed = self.replayed[prompt]
         kept = replayed | (share >= self.kappa)
         before = self.priority[prompt]
@@ -151,7 +161,7 @@ class VCRL(Drawing):
         self.missing = int((~kept).sum())
         return kept
 
-    def observe(self, feedback: Feedback) -> None:  # noqa: ARG002
+    def _learn(self, feedback: Feedback) -> None:  # noqa: ARG002
         """Ends the step. What its groups said, ``keep`` has taken in."""
         self.steps += 1
         self.handed.zero_()

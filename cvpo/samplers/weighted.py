@@ -45,7 +45,7 @@ class WD(Drawing):
         weight = self.curriculum.weight(torch.arange(self.num_prompts)).clamp(min=1e-30)
         return torch.multinomial(weight, count, generator=self.generator)
 
-    def observe(self, feedback: Feedback) -> None:
+    def _learn(self, feedback: Feedback) -> None:
         """Updates the tracker, and ends a round when it is over."""
         self.curriculum.observe(feedback.prompt, feedback.trials, feedback.successes)
         if self.clock.tick(len(feedback.prompt)):

@@ -46,6 +46,8 @@ from cvpo.bound import (
 )
 from cvpo.metrics import Interval, bootstrap_interval, hierarchical_bootstrap, rank_correlation
 from cvpo.stochasticity import stochasticity_weight
+from sim.differences import FEWEST_SEEDS
+from sim.distinct import distinct
 from sim.mdp import (
     MDP,
     Policy,
@@ -108,6 +110,8 @@ class BoundSettings(Settings):
     """alpha_P = alpha_N of W_S."""
     sharpness: float = Field(default=50.0, ge=0, allow_inf_nan=False)
     """lambda_P = lambda_N of W_S."""
+
+    _once = field_validator("*")(distinct)
 
     @field_validator("chains")
     @classmethod
@@ -393,13 +397,16 @@ def bound_verdict(norms: Sequence[float], bounds: Sequence[float]) -> Verdict:
     return "holds" if all(norm <= bound * (1 + ROUNDING) for norm, bound in pairs) else "fails"
 
 
-def governs_verdict(low: float, high: float) -> Verdict:
+def governs_verdict(low: float, high: float, *, seeds: int) -> Verdict:
     """Var V governs the gradient's size if their rank correlation, at fixed Var Q, is positive.
 
     Args:
         low: Lower end of the correlation's interval; NaN if there is none.
         high: Upper end.
+        seeds: How many there are; fewer than `FEWEST_SEEDS` decide nothing.
     """
+    if seeds < FEWEST_SEEDS:
+        return "undecided"
     if low > 0:
         return "holds"
     return "fails" if high < 0 else "undecided"
@@ -502,7 +509,7 @@ def governs_rows(worlds: Worlds) -> list[Row]:
             fixed,
             paper="positive: Var V governs the size of an update",
             claim=CLAIM,
-            verdict=governs_verdict(fixed.low, fixed.high),
+            verdict=governs_verdict(fixed.low, fixed.high, seeds=len({seed for seed, _ in worlds})),
         ),
         row("sd(V)", _gradient, lambda world: math.sqrt(world.variance_v)),
         row("sd(A)", _gradient, lambda world: math.sqrt(world.variance_a)),
@@ -586,22 +593,29 @@ NAMES = {
 
 
 def link_rows(worlds: Worlds) -> list[Row]:
-    """How loose each link is, and whether it is at least the one before it in every world."""
-    every = _all(worlds)
+    """How loose each link is, and in how many worlds it is at least the one before it."""
+    every, where = _all(worlds), "token mean; random worlds"
     rows = []
     for link, name in NAMES.items():
-        held = all(holding(world.links, tolerance=ROUNDING)[link] for world in every)
-        rows.append(
+        held = [holding(world.links, tolerance=ROUNDING)[link] for world in every]
+        rows += [
             _row(
                 median_interval([_tightness(world, link) for world in every]),
                 quantity=f"{name} / true gradient, median",
-                setting="token mean; random worlds",
+                setting=where,
                 n=len(every),
                 unit="ratio",
-                paper="at least the link before",
-                verdict="holds" if held else "fails",
-            )
-        )
+            ),
+            Row(
+                quantity=f"{name}, worlds in which it is at least the link before",
+                setting=where,
+                value=float(np.mean(held)),
+                n=len(every),
+                unit="share",
+                paper="1",
+                verdict="holds" if all(held) else "fails",
+            ),
+        ]
     return rows
 
 
@@ -700,8 +714,9 @@ def score_rows(settings: BoundSettings, worlds: Worlds) -> list[Row]:
             quantity="largest ||grad log pi||",
             setting=f"shared weights; the same policy from features x {factor:g}",
             value=C,
-            paper="at most a constant C (4)",
-            verdict=bound_verdict([C], [shared[1.0]]),
+            # The first is the constant that the others are held against.
+            paper="" if factor == 1 else "at most a constant C (4)",
+            verdict="" if factor == 1 else bound_verdict([C], [shared[1.0]]),
         )
         for factor, C in shared.items()
     ]

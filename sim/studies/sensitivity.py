@@ -345,7 +345,8 @@ def index_rows(
             for order, numbers in (("total", index[3:]), ("first-order", index[:3]))
         ]
     alone = sum(index.first for index in found)
-    return [*rows, Row(f"Sobol, {of}: sum of first-order indices", "", alone, n=points)]
+    quantity = f"Sobol, {of}: sum of first-order indices"
+    return [*rows, Row(quantity, "all constants", alone, n=points, unit="share")]
 
 
 # ------------------------------------------------------------------------------------- the run

@@ -6,8 +6,15 @@ it. On a real run there is no truth, so it predicts each epoch's count from what
 (section 5.6 of the method): beta-binomial log-likelihood, and squared error of rho. The first
 rounds, in which every tracker still learns where the prompts are, are not scored.
 
-Decision: "follows" means that no forgetting would have had a much smaller squared error. It is
-decided against all other discounts at once, each at its share of the 5 % error.
+Decisions:
+
+- "Follows" means that forgetting would not have had a much smaller squared error. It is decided
+  against all other discounts at once, each at its share of the 5 % error.
+- On a real run the error of a prediction holds the binomial noise of the epoch's rate, which no
+  tracker can avoid and which would hide the excess. An unbiased estimate of it is taken off first;
+  with a single rollout there is none, and no verdict.
+- A run whose mean success rate does not surely change, up or down, has no drift to follow, and
+  decides nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +34,9 @@ from scipy.stats import betabinom
 
 from cvpo.metrics import Interval, paired_t_interval
 from cvpo.trackers import TRACKERS, Tracker
+from sim.differences import difference_row
 from sim.drift import ROLLOUTS, ROUNDS, SHAPES, Drift, draw_counts, true_rates
-from sim.replay import Replay, ReplaySettings, not_measured
+from sim.replay import Replay, ReplaySettings, not_measured, rise, rise_row
 from sim.study import Desk, Row, SimError, Study, Verdict
 
 CLAIM = 5
@@ -222,16 +230,19 @@ def ratio_interval(
     """sum(numerator) / sum(denominator) over independent units, with its t interval.
 
     The ratio r varies as the mean of ``numerator - r denominator`` over that of the denominator
-    (first order).
+    (first order). It has no interval where the denominator may as well be 0.
 
     Args:
         numerator: One number for each unit: a seed or a prompt.
-        denominator: The same, of positive sum.
+        denominator: The same; without a positive sum the ratio is NaN.
         confidence: Nominal coverage.
     """
-    r = float(numerator.sum() / denominator.sum())
+    below = paired_t_interval(denominator, np.zeros_like(denominator), confidence=confidence)
+    scale = below.estimate
+    r = float(numerator.mean() / scale) if scale > 0 else math.nan
+    if not below.low > 0:
+        return replace(below, estimate=r, low=math.nan, high=math.nan, standard_error=math.nan)
     rest = paired_t_interval(numerator, r * denominator, confidence=confidence)
-    scale = float(denominator.mean())
     return replace(
         rest,
         estimate=r,
@@ -281,7 +292,7 @@ def _excess_row(where: str, errors: Mapping[Contender, Float[np.ndarray, " n"]])
     if not discounted:
         return Row("excess squared error of no forgetting", f"{where}; no discount", math.nan, n=0)
     found = excesses(errors[PAPER], discounted)
-    best = max(found, key=lambda contender: found[contender].estimate)
+    best = min(discounted, key=lambda contender: float(discounted[contender].sum()))
     return Row(
         "excess squared error of no forgetting",
         f"{where}, against {best}",
@@ -296,28 +307,60 @@ def _excess_row(where: str, errors: Mapping[Contender, Float[np.ndarray, " n"]])
     )
 
 
+def _unclaimed(row: Row) -> Row:
+    return replace(row, claim=None, paper="", verdict="")
+
+
 # ------------------------------------------------------------------------------ the real run
 
 
 def on_replay(
     contender: Contender, replay: Replay, burn_in: int
 ) -> dict[str, Float[np.ndarray, " N"]]:
-    """Sums over the scored epochs of each prompt: log-likelihood, squared error, predictions."""
+    """Sums over the scored epochs of each prompt.
+
+    Returns:
+        ``log_likelihood`` (nats), ``squared_error``, the part of that which is ``noise`` of the
+        epochs' own rates, and the number of ``predictions``.
+    """
     tracker = contender.build(replay.counts[:, 0] / replay.trials)
     scores = follow(tracker, replay.counts, trials=replay.trials, mask=replay.mask)
     scored = replay.mask[:, burn_in:]
     return {
         "log_likelihood": scores.log_likelihood[:, burn_in:].sum(axis=1, where=scored),
         "squared_error": scores.prediction_error[:, burn_in:].sum(axis=1, where=scored),
+        "noise": rate_noise(replay.counts[:, burn_in:], replay.trials).sum(axis=1, where=scored),
         "predictions": scored.sum(axis=1).astype(np.float64),
     }
 
 
-def real_rows(found: Mapping[Contender, Mapping[str, Float[np.ndarray, " N"]]]) -> list[Row]:
-    """How well each tracker predicts the real run. Intervals are over prompts."""
+def rate_noise(counts: Int[np.ndarray, "*shape"], trials: int) -> Float[np.ndarray, "*shape"]:
+    """Unbiased estimate of the variance p (1 - p) / k of s / k: s (k - s) / (k^2 (k - 1)).
+
+    Args:
+        counts: s, successes.
+        trials: k; with one the noise cannot be told from the rate, and is NaN.
+    """
+    if trials == 1:
+        return np.full(counts.shape, math.nan)
+    rate = counts / trials
+    noise: Float[np.ndarray, "*shape"] = rate * (1 - rate) / (trials - 1)
+    return noise
+
+
+def real_rows(
+    found: Mapping[Contender, Mapping[str, Float[np.ndarray, " N"]]], replay: Replay
+) -> list[Row]:
+    """How well each tracker predicts the real run. Intervals are over prompts.
+
+    Args:
+        found: `on_replay` of each tracker.
+        replay: The run.
+    """
     predictions = found[PAPER]["predictions"]
     scored = predictions > 0
-    rows = []
+    rose = rise(replay)
+    rows = [rise_row(rose)]
     for quantity, key, unit in (
         ("log-likelihood of a prediction", "log_likelihood", "nats"),
         ("squared error of rho", "squared_error", ""),
@@ -327,18 +370,26 @@ def real_rows(found: Mapping[Contender, Mapping[str, Float[np.ndarray, " N"]]]) 
             rows.append(
                 Row(
                     quantity,
-                    f"real run: {contender}",
+                    f"real run, {predictions.sum():.0f} predictions: {contender}",
                     ratio.estimate,
                     ratio.low,
                     ratio.high,
-                    n=int(predictions.sum()),
+                    n=int(scored.sum()),
                     unit=unit,
                     paper="the paper's tracker" if contender == PAPER else "",
                     claim=CLAIM,
                 )
             )
     errors = {contender: sums["squared_error"][scored] for contender, sums in found.items()}
-    return [*rows, _excess_row("real run", errors)]
+    rows.append(_unclaimed(_excess_row("real run", errors)))
+    if replay.trials == 1:
+        return rows
+    beyond = {
+        contender: error - found[contender]["noise"][scored] for contender, error in errors.items()
+    }
+    excess = _excess_row("real run, less the rates' noise", beyond)
+    drifts = rose.low > 0 or rose.high < 0
+    return [*rows, excess if drifts else _unclaimed(excess)]
 
 
 # -------------------------------------------------------------------------- synthetic drift
@@ -392,20 +443,20 @@ def world_rows(world: str, found: Mapping[Contender, Means], *, improving: bool)
     errors = {contender: means.by_seed["truth_error"] for contender, means in found.items()}
     best = min(errors, key=lambda contender: float(errors[contender].mean()))
     excess = _excess_row(world, errors)
-    rows = [excess if improving else replace(excess, claim=None, paper="", verdict="")]
+    rows = [excess if improving else _unclaimed(excess)]
     for contender in dict.fromkeys((PAPER, best)):
         where = f"{world}: {contender}{' (best of all)' if contender == best else ''}"
-        covered = found[contender].by_seed["covered"]
         rows += [
-            _seed_row("squared error of rho against the truth", where, errors[contender]),
-            _seed_row(f"coverage of the {COVERAGE:.0%} credible interval", where, covered),
+            difference_row("squared error of rho against the truth", where, errors[contender], 0.0),
+            difference_row(
+                f"coverage of the {COVERAGE:.0%} credible interval",
+                where,
+                found[contender].by_seed["covered"],
+                0.0,
+                unit="share",
+            ),
         ]
     return rows
-
-
-def _seed_row(quantity: str, where: str, by_seed: Float[np.ndarray, " S"]) -> Row:
-    found = ratio_interval(by_seed, np.ones_like(by_seed))
-    return Row(quantity, where, found.estimate, found.low, found.high, n=len(by_seed))
 
 
 def lag_rows(chosen: Sequence[Contender]) -> list[Row]:
@@ -439,7 +490,8 @@ def _real(
             "none would be scored; lower burn_in or set replay=null"
         )
     work = [(contender, replay, settings.burn_in) for contender in chosen]
-    return real_rows(dict(zip(chosen, desk.map(on_replay, work, "real run"), strict=True)))
+    found = dict(zip(chosen, desk.map(on_replay, work, "real run"), strict=True))
+    return real_rows(found, replay)
 
 
 def _synthetic(chosen: Sequence[Contender], settings: TrackerSettings, desk: Desk) -> list[Row]:

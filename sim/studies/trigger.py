@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 
 from cvpo import CurriculumConfig, DifficultyCurriculum
-from cvpo.metrics import bootstrap_interval, paired_t_interval
+from cvpo.metrics import bootstrap_interval
 from sim.differences import FEWEST_SEEDS
 from sim.drift import (
     BATCH,
@@ -37,7 +37,7 @@ from sim.drift import (
     step_of_round,
     true_rates,
 )
-from sim.replay import Replay, ReplaySettings, not_measured
+from sim.replay import Replay, ReplaySettings, not_measured, rise, rise_row
 from sim.study import Desk, Row, SimError, Study, Verdict
 
 Quantifier = Literal["mean", "all", "fraction"]
@@ -135,7 +135,11 @@ def share_interval(events: int, runs: int, *, z: float = 1.96) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Discrimination:
-    """How well a trigger tells policies that stopped from policies that improve."""
+    """How well a trigger tells policies that stopped from policies that improve.
+
+    Its intervals are over draws of these very policies: their shapes, speeds and stops are given,
+    and seeds of one policy hardly vary. They say nothing about other policies.
+    """
 
     alarms: int
     """Improving policies on which it fired."""
@@ -421,21 +425,6 @@ def real_rows(
     ]
 
 
-def rise_row(counts: Int[np.ndarray, "N E"], *, trials: int) -> Row:
-    """How much the success rate of a prompt rose from the first half of the run to the second."""
-    half = counts.shape[1] // 2
-    first, second = counts[:, :half].mean(axis=1), counts[:, half:].mean(axis=1)
-    rise = paired_t_interval(second / trials, first / trials)
-    return Row(
-        "rise of the success rate from the first half to the second",
-        "real run",
-        rise.estimate,
-        rise.low,
-        rise.high,
-        n=len(counts),
-    )
-
-
 # -------------------------------------------------------------------------------------- rows
 
 
@@ -465,6 +454,7 @@ def _verdict_row(where: str, told: Discrimination, *, claimed: bool, seeds: int)
         low,
         high,
         n=told.improving + told.stopped,
+        unit="share",
         paper="detects a bottleneck" if claimed else "",
         claim=CLAIM if claimed else None,
         verdict=trigger_verdict(told, seeds=seeds) if claimed else "",
@@ -491,15 +481,15 @@ def _real(replay: Replay, settings: TriggerSettings, desk: Desk) -> list[Row]:
     counts, configs, seeds = replay.common, real_configs(), range(settings.control_seeds)
     work = [(counts, config, seed, replay.trials) for config in configs for seed in seeds]
     controls = desk.map(control, work, "frozen control")
-    rise = rise_row(counts, trials=replay.trials)
-    rows = [rise]
+    rose = rise(replay)
+    rows = [rise_row(rose)]
     for index, config in enumerate(configs):
         rows += real_rows(
             config,
             switch_round(counts, config, trials=replay.trials),
             controls[index * len(seeds) : (index + 1) * len(seeds)],
             epochs=counts.shape[1],
-            improves=rise.low > 0,
+            improves=rose.low > 0,
         )
     return rows
 

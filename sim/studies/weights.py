@@ -81,7 +81,7 @@ LOGGED = ("vapo", "literal", "none", "constant", "shuffled")
 """Arms whose bandit trainings leave run logs."""
 PASSES = (8, 32)
 """k of pass@k."""
-END, AREA = "accuracy at the end", "mean accuracy over training"
+END, AREA, UNIT = "accuracy at the end", "mean accuracy over training", "accuracy"
 ROUNDING = 1e-8
 """Rates of change below this are 0: they are central differences in float64."""
 
@@ -617,8 +617,14 @@ def train_bandit(desk: Desk, settings: WeightsSettings, name: str) -> dict[str, 
 
 
 def matched_constant(trace: Trace) -> StochasticityConfig:
-    """The constant whose weights are the means, over a training, of those on either outcome."""
-    wrong, correct = np.nanmean(trace.w_s, axis=(0, 1))
+    """The constant whose weights are the means, over a training, of those on either outcome.
+
+    An outcome that never occurred has no weight to match: its alpha is 0.
+    """
+    wrong, correct = (
+        1.0 if np.isnan(weight).all() else np.nanmean(weight)
+        for weight in np.moveaxis(trace.w_s, -1, 0)
+    )
     return StochasticityConfig(
         arm="constant", alpha_p=float(2 * (correct - 1)), alpha_n=float(2 * (1 - wrong))
     )
@@ -666,6 +672,7 @@ def bandit_rows(found: Mapping[str, Mapping[str, Scores]]) -> list[Row]:
             default["none"][END],
             default["vapo"][END],
             paper="the same method",
+            unit=UNIT,
         )
     )
     return rows
@@ -703,7 +710,9 @@ def _performance_rows(arms: Mapping[str, Scores], where: str) -> Iterator[Row]:
         a, b = arms[arm][measure], arms[other][measure]
         setting = where.format(arm, other)
         sign: Literal[1, 0] = 0 if claim is None else 1
-        return difference_row(measure, setting, a, b, paper=paper, claim=claim, sign=sign)
+        return difference_row(
+            measure, setting, a, b, paper=paper, claim=claim, sign=sign, unit=UNIT
+        )
 
     for measure, (arm, other, paper, claim) in product((END, AREA), COMPARISONS):
         if other in arms:
@@ -739,7 +748,7 @@ def _third_rows(arms: Mapping[str, Scores]) -> Iterator[Row]:
     for third, (arm, other) in product(BANDS, pairs):
         name = f"{AREA}, {third} third"
         where = f"{DEFAULT}; {arm} less {other}"
-        yield difference_row(name, where, arms[arm][name], arms[other][name])
+        yield difference_row(name, where, arms[arm][name], arms[other][name], unit=UNIT)
 
 
 # -------------------------------------------------------------------------- how constant W_S is

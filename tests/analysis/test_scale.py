@@ -3,6 +3,7 @@
 An exhibit that cannot be made says which file or run it is and what to do. No other error passes.
 """
 
+import math
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 import yaml
 
 from analysis import AnalysisError
 from analysis.exhibit import Exhibit, style
 from analysis.sources import Source, open_sources
+from cvpo import difficulty_weight
 from cvpo.runlog import RunLogError
 from paper_figures import EXHIBITS
 from tests.logs import (
@@ -28,6 +31,7 @@ from tests.logs import (
     truncate,
     write_log,
 )
+from tests.study_logs import SMALL_STUDIES, run_small
 
 PARTS = ("metrics", "trajectories", "prompts", "evals", "tokens", "calibration", "scores/judge")
 REAL = Path(__file__).parents[3] / "shared" / "data" / "runs"
@@ -102,7 +106,7 @@ def show_damaged(
         text = exhibit if isinstance(exhibit, str) else exhibit.caption
         if not _is_same(exhibit, whole[name]) and not any(word in text for word in words):
             silent[name] = text
-    assert not silent
+    assert not silent, list(silent)
     return found
 
 
@@ -145,6 +149,7 @@ def test_metrics_without_a_number_are_a_gap(copy, whole) -> None:
     show_damaged(copy, whole, "NaN", "null", "timed", "cost")
 
 
+@pytest.mark.slow
 def test_a_run_that_has_logged_nothing_yet_is_left_out(copy, whole) -> None:
     for part in PARTS:
         lose(copy / "cvpo-1", part)
@@ -203,7 +208,7 @@ def test_a_log_that_is_being_written_counts_as_far_as_it_is(copy, whole) -> None
 def test_a_newer_schema_version_is_refused_by_name(copy, whole, part) -> None:
     file = files_of(copy / "cvpo-1", part)[0]
     renew(file)
-    found = show_damaged(copy, whole, f"{file} has schema version 2")
+    show_damaged(copy, whole, f"{file} has schema version 2")
 
 
 def test_a_run_of_another_schema_version_is_refused_by_name(copy) -> None:
@@ -218,11 +223,12 @@ def test_a_run_of_another_schema_version_is_refused_by_name(copy) -> None:
     "problems", [{"easy": 5}, {"easy": 2, "hard": 3, "other": 4}, {"other": 4}]
 )
 def test_other_benchmarks_in_one_run_are_told(copy, whole, problems) -> None:
-    shutil.rmtree(copy / "vapo-2")
-    shutil.rmtree(copy / "vapo-1")
-    write_log(copy / "vapo-1", method="vapo", size=Size(problems=problems), scored_by="judge")
-    words = (*problems, "No benchmark is common")
-    show_damaged(copy, whole, *words)
+    for seed in (1, 2):
+        run = copy / f"vapo-{seed}"
+        shutil.rmtree(run)
+        size = Size(problems=problems)
+        write_log(run, method="vapo", seed=seed, size=size, scored_by="judge")
+    show_damaged(copy, whole, *problems, "No benchmark is common")
 
 
 @pytest.mark.slow
@@ -239,3 +245,145 @@ def test_one_run_alone_is_no_surprise(copy, run) -> None:
     assert isinstance(found["figure2_accuracy"], Exhibit)
     for error in found.values():
         assert isinstance(error, Exhibit) or error
+
+
+# --------------------------------------------------------------------------------------- studies
+
+
+@pytest.fixture(scope="module", params=SMALL_STUDIES)
+def study(request, tmp_path_factory) -> Path:
+    """The log of a study, made small."""
+    return run_small(request.param, tmp_path_factory.mktemp("studies"))
+
+
+@pytest.mark.slow
+def test_a_study_without_one_of_its_tables_or_with_half_of_it(study, tmp_path) -> None:
+    whole = show([study])
+    assert sum(isinstance(exhibit, Exhibit) for exhibit in whole.values()) == 3
+    for table in files_of(study, "tables"):
+        for damage in (Path.unlink, truncate):
+            copy = Path(shutil.copytree(study, tmp_path / damage.__name__ / study.name))
+            file = copy / "tables" / table.name
+            damage(file)
+            for name, exhibit in show([copy]).items():
+                if _is_same(exhibit, whole[name]):
+                    continue
+                text = exhibit if isinstance(exhibit, str) else exhibit.caption
+                assert f"tables/{table.stem}" in text or str(copy) in text, (name, text)
+            shutil.rmtree(copy)
+
+
+@pytest.mark.slow
+def test_two_logs_of_a_study_are_refused_by_path(study, tmp_path) -> None:
+    copy = Path(shutil.copytree(study, tmp_path / "again"))
+    told = [error for error in show([study, copy]).values() if isinstance(error, str)]
+    assert any(f"{study} {copy}" in error for error in told)
+
+
+# ------------------------------------------------------------------------------------ peers' logs
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real logs in shared/data/runs")
+def test_logs_of_other_trainers_give_an_exhibit_or_one_error() -> None:
+    for path in sorted(REAL.iterdir()):
+        for exhibit in show([path]).values():
+            assert isinstance(exhibit, Exhibit) or exhibit
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real logs in shared/data/runs")
+def test_logs_of_other_trainers_beside_ours_change_no_number(trainings, whole) -> None:
+    theirs = [path for path in sorted(REAL.iterdir()) if _opens(path)]
+    assert theirs
+    found = show([*sorted(trainings.iterdir()), *theirs], whole)
+    for name, exhibit in whole.items():
+        assert _is_same(found[name], exhibit), name
+
+
+def _opens(path: Path) -> bool:
+    try:
+        open_sources([path])
+    except AnalysisError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------ known truth
+
+WIDE = Size(
+    prompts=64,
+    batch=32,
+    samples=8,
+    round_steps=2,
+    problems={"easy": 60, "hard": 60},
+    answers=16,
+)
+TRUTH = {
+    "vapo": Effect(rise=0.05, bias=0.6),
+    "cvpo": Effect(rise=0.30, shift=0.2, drift=-0.4, overhead=0.004, bias=0.6),
+}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> dict[str, Exhibit]:
+    """What the exhibits say of trainings whose effects are `TRUTH`."""
+    folder = tmp_path_factory.mktemp("known")
+    paths = [
+        write_log(
+            folder / f"{method}-{seed}",
+            method=method,
+            seed=seed,
+            steps=24,
+            size=WIDE,
+            effect=effect,
+            switch=12,
+        )
+        for method, effect in TRUTH.items()
+        for seed in (1, 2, 3)
+    ]
+    return {name: made for name, made in show(paths).items() if isinstance(made, Exhibit)}
+
+
+@pytest.mark.slow
+def test_the_exhibits_find_what_is_true_of_the_logs(known) -> None:
+    frame = known["figure2_accuracy"].table
+    end = frame[(frame["step"] == 24) & (frame["benchmark"] == "mean")].set_index("label")
+    assert end.loc["cvpo", "accuracy"] - end.loc["vapo", "accuracy"] == pytest.approx(
+        0.25, abs=0.05
+    )
+
+    frame = known["figure3_spread"].table.set_index("label")
+    assert frame.loc["cvpo", "ratio"] == pytest.approx(math.exp(2 * 0.2), rel=0.05)
+
+    frame = known["overhead"].table.set_index(["label", "part"])
+    assert frame.loc[("cvpo", "both"), "percent"] == pytest.approx(0.8)
+    assert frame.loc[("vapo", "both"), "percent"] == pytest.approx(0.4)
+
+    frame = known["circularity"].table
+    change = frame[(frame["what"] == "change") & (frame["metric"] == "sigma/corr_entropy")]
+    change = change.set_index("label")["correlation"]
+    assert change["cvpo"] == pytest.approx(-0.4 * (22.5 - 2.5) / 24)
+    assert change["vapo"] == pytest.approx(0)
+
+    frame = known["critic_calibration"].table
+    error = frame[(frame["what"] == "error") & frame["position_bin"].isna()]["error"]
+    assert error.tolist() == pytest.approx([0.6] * 4, abs=0.1)
+
+    frame = known["figure5_bins"].table
+    never = frame[(frame["bin"] == "0") & (frame["label"] == "cvpo")]
+    assert never["share"].tolist() == pytest.approx([0.25] * 12, abs=0.02)
+
+    frame = known["figure1_words"].table
+    assert frame["token_id"].tolist() == sorted(frame["token_id"])
+
+
+@pytest.mark.slow
+def test_the_weights_of_each_phase_are_the_method_s(known) -> None:
+    frame = known["weight_flow"].table
+    frame = frame[(frame["label"] == "cvpo") & (frame["outcome"] == "both")]
+    for phase in ("early", "bottleneck"):
+        for band, (low, high) in {"0-.1": (0, 0.1), ".8-1": (0.8, 1)}.items():
+            rho = torch.linspace(low, high, 1001)
+            expected = float(difficulty_weight(rho, phase=phase).mean())
+            mine = frame[(frame["phase"] == phase) & (frame["band"] == band)]
+            assert mine["w_d"].item() == pytest.approx(expected, abs=0.03)

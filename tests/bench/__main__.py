@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from tests.bench import bandit, functions, run
+from tests.bench import bandit, exhibits, functions, run
 from tests.bench.table import Row, show
 
 
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4096, help="trajectories (default 4096)")
     parser.add_argument("--no-run", action="store_true", help="leave the training run out")
     parser.add_argument("--no-bandit", action="store_true", help="leave the simulator out")
+    parser.add_argument("--no-exhibits", action="store_true", help="leave the exhibits out")
     parser.add_argument(
         "--studies", action="store_true", help="time `python -m sim all` instead (minutes)"
     )
@@ -47,6 +48,9 @@ def main() -> None:
     if not arguments.no_run:
         print()
         run.show_shares(threads=arguments.threads)
+    if not arguments.no_exhibits:
+        print()
+        show(exhibits.show_exhibits())
 
 
 if __name__ == "__main__":

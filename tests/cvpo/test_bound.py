@@ -106,6 +106,23 @@ def test_links_agree_with_plain_loops(drawn: Drawn) -> None:
     assert close(second_moment(advantages, weight), sum(w * a * a for w, _, a in rows))
 
 
+@pytest.mark.parametrize("of_weight", [torch.bool, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_advantages", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_scores", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_gradient_is_as_exact_as_the_widest_of_its_factors(
+    of_scores: torch.dtype, of_advantages: torch.dtype, of_weight: torch.dtype
+) -> None:
+    drawn = Drawn(0, 7)
+    scores, advantages = drawn.scores.to(of_scores), drawn.q.to(of_advantages)
+    weight = torch.tensor([1, 1, 0, 1, 1, 0, 1]).to(of_weight)
+    found = token_gradient(scores, advantages, weight)
+    exact = token_gradient(scores.double(), advantages.double(), weight.double())
+    wide = torch.float64 if torch.float64 in (of_scores, of_advantages) else torch.float32
+    assert found.dtype == wide
+    tolerance = 1e-14 if wide == torch.float64 else 1e-6
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
+
+
 @property_test
 @given(tokens)
 def test_expanding_the_variance_of_q_minus_v_is_an_identity(drawn: Drawn) -> None:

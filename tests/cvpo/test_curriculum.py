@@ -1,11 +1,10 @@
 """Tracker, detectors and W_D against plain loops written from section 5 of the method."""
 
 import copy
-import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from cvpo.curriculum import (
     difficulty_weight,
 )
 from cvpo.trackers import BetaTracker
+from tests.cvpo.states import assert_same_state, through_a_file
 
 property_test = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -481,28 +481,6 @@ def test_bad_configuration_is_refused_by_name(name: str, value: Any) -> None:
 # --------------------------------------------------------------------------- saving and loading
 
 
-def assert_same_state(a: Any, b: Any) -> None:
-    if isinstance(a, Mapping):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same_state(a[key], b[key])
-    elif isinstance(a, list):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same_state(x, y)
-    elif isinstance(a, Tensor):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert a == b
-
-
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)  # weights only: a state holds nothing but tensors and plain values
-
-
 @property_test
 @given(seeds, st.integers(1, 8), configs, st.integers(0, 12))
 def test_a_curriculum_goes_on_after_a_resume_as_if_nothing_had_happened(
@@ -539,9 +517,9 @@ def test_a_state_is_a_copy_on_both_ways() -> None:
     assert_same_state(state, frozen)
 
 
-def used_curriculum(window: int = 8, num_prompts: int = 3) -> DifficultyCurriculum:
-    curriculum = DifficultyCurriculum(num_prompts, config=CurriculumConfig(window=window))
-    for observations in stream(0, num_prompts, 15):
+def used_curriculum() -> DifficultyCurriculum:
+    curriculum = DifficultyCurriculum(3)
+    for observations in stream(0, 3, 15):
         curriculum.observe(*observations)
         curriculum.end_round()
     return curriculum
@@ -573,13 +551,41 @@ def test_a_curriculum_refuses_round_counts_of_another_problem_set(name: str) -> 
         used_curriculum().load_state_dict(state)
 
 
-@pytest.mark.parametrize(("saved", "here"), [(8, 4), (4, 8)])
-def test_a_curriculum_refuses_the_history_of_another_window(saved: int, here: int) -> None:
+@pytest.mark.parametrize("history", [lambda kept: kept[1:], lambda kept: [*kept, kept[0]]])
+def test_a_history_of_too_few_or_too_many_rounds_is_refused(history: Callable[..., Any]) -> None:
     # Too short a history is as wrong as too long a one: its first entry is not the round that
     # lies a window ago.
-    state = used_curriculum(window=saved).state_dict()
-    with pytest.raises(ValueError, match="window"):
-        used_curriculum(window=here).load_state_dict(state)
+    state = used_curriculum().state_dict()
+    state["detector"]["history"] = history(state["detector"]["history"])
+    with pytest.raises(ValueError, match="15 rounds, window 8 needs 9"):
+        used_curriculum().load_state_dict(state)
+
+
+OTHER_CONFIGURATION: dict[str, Any] = {
+    "discount": 0.9,
+    "detector": "pooled",
+    "quantifier": "all",
+    "fraction": 0.5,
+    "min_prompts": 2,
+    "low": 0.2,
+    "high": 0.9,
+    "low_delta": 0.1,
+    "high_delta": 0.1,
+    "window": 4,
+    "margin": 0.02,
+    "z": 1.0,
+    "early": BOTTLENECK,
+    "bottleneck": EARLY,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CurriculumConfig)])
+def test_the_state_of_another_configuration_is_refused_by_name(name: str) -> None:
+    here = DifficultyCurriculum(3, config=CurriculumConfig(**{name: OTHER_CONFIGURATION[name]}))
+    before = copy.deepcopy(here.state_dict())
+    with pytest.raises(ValueError, match=rf"the state has {name} .*, here it is "):
+        here.load_state_dict(through_a_file(used_curriculum().state_dict()))
+    assert_same_state(here.state_dict(), before)
 
 
 # ------------------------------------------------------------------------------------ rounds
@@ -604,6 +610,21 @@ def test_rounds_can_be_counted_in_steps() -> None:
     for arguments in ({"num_prompts": 0}, {"num_prompts": 5, "round_steps": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             RoundClock(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("here", "named"),
+    [
+        (RoundClock(100, round_steps=10), "round_steps None, here it is 10"),
+        (RoundClock(50), "num_prompts 100, here it is 50"),
+    ],
+)
+def test_the_state_of_another_clock_is_refused(here: RoundClock, named: str) -> None:
+    clock = RoundClock(100)
+    clock.tick(57)  # of 100 prompts; read as steps, the next one would end a round of 10
+    with pytest.raises(ValueError, match=named):
+        here.load_state_dict(clock.state_dict())
+    assert here.elapsed == 0
 
 
 # ------------------------------------------------------------------------------- one real run

@@ -1,7 +1,6 @@
 """What every sampler promises, and each one's rule against a plain loop written from its source."""
 
 import copy
-import io
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -43,6 +42,7 @@ from cvpo.samplers import (
 from cvpo.samplers.bins import bin_index, cosine_schedule, gaussian_schedule
 from cvpo.samplers.vcrl import variance_share
 from cvpo.trackers import BetaTracker
+from tests.cvpo.states import assert_same_state, through_a_file
 
 property_test = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -115,13 +115,6 @@ def step(sampler: Sampler, count: int, seed: int) -> list[int]:
     return said.prompt.tolist()
 
 
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)  # weights only: a state holds nothing but tensors and plain values
-
-
 # ------------------------------------------------------------------------- what all of them promise
 
 
@@ -167,10 +160,7 @@ def test_a_restored_sampler_goes_on_exactly(
         runs.append([step(one, count, number) for number, count in enumerate(after)])
     assert runs[0] == runs[1]
     assert sampler.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
-    ours, theirs = (io.BytesIO() for _ in range(2))
-    torch.save(sampler.state_dict(), ours)
-    torch.save(restored.state_dict(), theirs)
-    assert ours.getvalue() == theirs.getvalue()
+    assert_same_state(sampler.state_dict(), restored.state_dict())
 
 
 @names
@@ -268,6 +258,8 @@ def test_the_state_of_another_sampler_is_refused(saved: str, here: str) -> None:
         ("vcrl", lambda pool: VCRL(pool, kappa_late=0.7), "kappa_late"),
         ("pcl", lambda pool: PCL(pool, candidates=2), "candidates"),
         ("w-d", lambda pool: WD(pool, config=CurriculumConfig(discount=0.9)), "discount"),
+        ("w-d", lambda pool: WD(pool, config=CurriculumConfig(low=0.2)), "low 0.3, here it is 0.2"),
+        ("w-d", lambda pool: WD(pool, round_steps=2), "round_steps None, here it is 2"),
     ],
 )
 def test_the_state_of_another_constant_is_refused(
@@ -276,6 +268,85 @@ def test_the_state_of_another_constant_is_refused(
     pool = whole_pool(8)
     with pytest.raises(ValueError, match=named):
         build(pool).load_state_dict(SAMPLERS[name](pool).state_dict())
+
+
+# ------------------------------------------------------------------------------------- the feedback
+
+faults = st.sampled_from(
+    [
+        ("prompt", -1),
+        ("prompt", 25),
+        ("trials", -8),
+        ("trials", math.nan),
+        ("trials", math.inf),
+        ("successes", -1),
+        ("successes", 8.5),
+        ("successes", math.nan),
+        ("successes", math.inf),
+        ("mean_abs_advantage", -0.1),
+        ("mean_abs_advantage", math.inf),
+        ("mean_abs_advantage", -math.inf),
+        ("value_first", math.inf),
+        ("value_first", -math.inf),
+    ]
+)
+
+
+def heard(prompt: list[int], seed: int) -> Feedback:
+    """As `feedback`, from a run with a critic."""
+    return replace(feedback(torch.tensor(prompt), seed), value_first=torch.zeros(len(prompt)))
+
+
+@names
+@property_test
+@given(
+    seed=seeds,
+    prompt=st.lists(st.integers(0, 24), min_size=1, max_size=6),
+    fault=faults,
+    data=st.data(),
+)
+def test_impossible_feedback_is_refused_by_its_entry_and_teaches_nothing(
+    name: str, seed: int, prompt: list[int], fault: tuple[str, float], data: st.DataObject
+) -> None:
+    sampler, (field, value) = make(name, 25, seed), fault
+    step(sampler, 6, seed)
+    before = copy.deepcopy(sampler.state_dict())
+    at = data.draw(st.integers(0, len(prompt) - 1))
+    said = heard(prompt, seed)
+    getattr(said, field)[at] = value
+    with pytest.raises(ValueError, match=rf"entry {at}\b"):
+        sampler.observe(said)
+    assert_same_state(sampler.state_dict(), before)
+    if isinstance(sampler, Selective) and field in ("prompt", "trials", "successes"):
+        with pytest.raises(ValueError, match=rf"entry {at}\b"):
+            sampler.keep(said.prompt, said.trials, said.successes)
+        assert_same_state(sampler.state_dict(), before)
+
+
+@names
+@pytest.mark.parametrize("field", list(vars(told([], []))))
+def test_feedback_with_an_entry_too_many_is_refused_and_teaches_nothing(
+    name: str, field: str
+) -> None:
+    sampler = make(name)
+    before = copy.deepcopy(sampler.state_dict())
+    said = heard([3, 4, 3], 0)
+    longer = torch.cat([getattr(said, field), getattr(said, field)[:1]])
+    with pytest.raises(ValueError, match=r"must (all )?be \["):
+        sampler.observe(replace(said, **{field: longer}))
+    assert_same_state(sampler.state_dict(), before)
+
+
+def test_checked_feedback_is_the_same_in_wide_numbers_without_gradients() -> None:
+    worth = torch.tensor([0.5, math.nan], requires_grad=True)
+    said = Feedback(torch.tensor([1, 0]), torch.tensor([8, 0]), torch.tensor([3, 0]), worth, worth)
+    checked = said.checked(2)
+    for field, narrow in vars(said).items():
+        wide = getattr(checked, field)
+        assert wide.dtype == (torch.int64 if field == "prompt" else torch.float64)
+        assert not wide.requires_grad
+        torch.testing.assert_close(wide, narrow.detach().to(wide.dtype), equal_nan=True)
+    assert replace(said, value_first=None).checked(2).value_first is None
 
 
 # ----------------------------------------------------------------------------------------- the pool
@@ -337,17 +408,36 @@ def test_an_impossible_pool_is_refused(changes: dict[str, Any], said: str) -> No
     [
         (lambda pool: mopps(pool, candidates=0), "candidates"),
         (lambda pool: PCL(pool, candidates=0), "candidates"),
+        (lambda pool: mopps(pool, candidates=1.5), "whole"),
+        (lambda pool: mopps(pool, candidates=math.inf), "whole"),
+        (lambda pool: PCL(pool, candidates=math.nan), "whole"),
         (lambda pool: SEC(pool, bins=0), "bins"),
         (lambda pool: SEC(pool, rate=0), "rate"),
         (lambda pool: SEC(pool, temperature=0), "temperature"),
         (lambda pool: E2H(pool, schedule="linear"), "schedule"),
         (lambda pool: AdaRFT(pool, start=101), "start"),
+        (lambda pool: AdaRFT(pool, rate=math.nan), "rate"),
+        (lambda pool: AdaRFT(pool, rate=-1), "rate"),
+        (lambda pool: AdaRFT(pool, sharpness=math.inf), "sharpness"),
+        (lambda pool: AdaRFT(pool, goal=math.nan), "goal"),
+        (lambda pool: AdaRFT(pool, goal=50), "goal"),
+        (lambda pool: VCRL(pool, max_replays=-1), "max_replays"),
+        (lambda pool: VCRL(pool, early_steps=-1), "early_steps"),
         (lambda pool: VCRL(pool, kappa_early=1.1), "kappa_early"),
         (lambda pool: VCRL(pool, momentum=-0.1), "momentum"),
-        (lambda pool: Uniform(pool).next(-1), "-1 prompts"),
+        *(
+            (lambda pool, name=name: SAMPLERS[name](pool).next(-3), "-3 prompts")
+            for name in sorted(SAMPLERS)
+        ),
         (lambda pool: PCL(replace(pool, predict=lambda p: p[:1] * 0.0)).next(2), "predict"),
         (lambda pool: PCL(replace(pool, predict=lambda p: p * math.nan)).next(2), "finite"),
-        (lambda pool: Oracle(replace(pool, truth=lambda: torch.ones(4))).next(2), "5 rates"),
+        (lambda pool: Oracle(replace(pool, truth=lambda: torch.ones(4))).next(2), r"\[5\]"),
+        (
+            lambda pool: Oracle(
+                replace(pool, truth=lambda: torch.tensor([0, 1, math.nan, 0, 0]))
+            ).next(2),
+            "prompt 2 has nan",
+        ),
     ],
 )
 def test_impossible_arguments_are_refused_by_name(build: Callable[[Pool], Any], said: str) -> None:
@@ -532,9 +622,35 @@ def test_thompson_weight_of_equal_prompts_is_one_and_sides_do_not_matter() -> No
     assert thompson_weight(alpha, beta, candidates=1).tolist() == pytest.approx([1.0] * 3)
     certain = thompson_weight(torch.tensor([32.0, 8.0]), torch.tensor([0.0, 8.0]))
     assert certain.tolist() == pytest.approx([0.0, 2.0])
-    for bad in ({"candidates": 0.5}, {"beta": beta[:2]}):
-        with pytest.raises(ValueError, match="thompson_weight"):
-            thompson_weight(**({"alpha": alpha, "beta": beta} | bad))
+
+
+def test_thompson_weight_of_ever_more_candidates_is_the_density_at_one_half() -> None:
+    alpha, beta = torch.tensor([3.0, 40, 5, 9]), torch.tensor([9.0, 38, 5, 2])
+    variance = alpha * beta / ((alpha + beta).square() * (alpha + beta + 1))
+    normal = torch.distributions.Normal(alpha / (alpha + beta), variance.sqrt())
+    density = normal.log_prob(torch.tensor(0.5)).exp()
+    found = thompson_weight(alpha, beta, candidates=1_000_000)
+    assert found.tolist() == pytest.approx((density / density.mean()).tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"candidates": 0.5}, "candidates"),
+        ({"candidates": math.nan}, "candidates"),
+        ({"candidates": math.inf}, "candidates"),
+        ({"beta": torch.ones(2)}, r"\[N\]"),
+        ({"alpha": torch.tensor([1.0, -1, 1])}, "prompt 1 has -1, 2"),
+        ({"beta": torch.tensor([1.0, 1, -2])}, "prompt 2 has 1, -2"),
+        ({"alpha": torch.tensor([math.nan, 1, 1])}, "prompt 0 has nan"),
+        ({"beta": torch.tensor([1.0, math.inf, 1])}, "prompt 1 has 1, inf"),
+        ({"alpha": torch.zeros(3), "beta": torch.tensor([1.0, 0, 1])}, "prompt 1 has 0, 0"),
+    ],
+)
+def test_thompson_weight_refuses_what_is_no_posterior(bad: dict[str, Any], said: str) -> None:
+    good = {"alpha": torch.ones(3), "beta": torch.full((3,), 2.0)}
+    with pytest.raises(ValueError, match=f"thompson_weight: .*{said}"):
+        thompson_weight(**(good | bad))
 
 
 # --------------------------------------------------------------------------------------------- bins

@@ -1,9 +1,8 @@
 """Every tracker against a plain loop written from its formula, and its state."""
 
 import copy
-import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from cvpo.trackers import (
     MovingAverageTracker,
     Tracker,
 )
+from tests.cvpo.states import assert_same_state, through_a_file
 
 property_test = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -259,6 +259,20 @@ def test_a_prompt_that_stands_twice_in_one_call_is_observed_twice_in_order(name:
     assert_same_state(twice.state_dict(), apart.state_dict())
 
 
+@names
+@property_test
+@given(seed=seeds, prompt=st.lists(st.integers(0, 3), max_size=30))
+def test_one_call_is_as_many_calls_of_one_entry(name: str, seed: int, prompt: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    ids, k = torch.tensor(prompt, dtype=torch.int64), torch.tensor(rng.integers(0, 9, len(prompt)))
+    s = torch.tensor(rng.binomial(k, 0.4), dtype=torch.int64)
+    together, apart = make(name, 4), make(name, 4)
+    together.observe(ids, k, s)
+    for i in range(len(prompt)):
+        apart.observe(ids[i : i + 1], k[i : i + 1], s[i : i + 1])
+    assert_same_state(together.state_dict(), apart.state_dict())
+
+
 def test_delta_needs_two_observations_and_survives_a_round_without_any() -> None:
     tracker = BetaTracker(3)
     assert tracker.rho.tolist() == [0.5] * 3
@@ -358,22 +372,6 @@ def test_impossible_constants_are_refused_by_name(build: Callable[[], Any], name
 
 
 # --------------------------------------------------------------------------- saving and loading
-
-
-def assert_same_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    assert a.keys() == b.keys()
-    for key, value in a.items():
-        if isinstance(value, Tensor):
-            torch.testing.assert_close(value, b[key], rtol=0, atol=0, equal_nan=True)
-        else:
-            assert value == b[key]
-
-
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)  # weights only: a state holds nothing but tensors and plain values
 
 
 @names

@@ -11,7 +11,7 @@ from analysis.exhibit import save
 from analysis.sources import open_sources
 from cvpo import read_metrics
 from paper_figures.circularity import PARTNERS, WINDOWS, change, curve, make
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 ENTROPY = "sigma/corr_entropy"
 
@@ -51,7 +51,7 @@ def test_the_change_is_last_fifth_less_first_fifth():
 
 
 def test_the_table_holds_the_metrics_of_the_log(tmp_path):
-    path = write_values(tmp_path / "a", steps=12)
+    path = write_log(tmp_path / "a", steps=12)
     exhibit = make(open_sources([path]))
     metrics = read_metrics(path)
     for name in PARTNERS:
@@ -64,42 +64,42 @@ def test_the_table_holds_the_metrics_of_the_log(tmp_path):
 
 def test_a_correlation_that_is_not_defined_is_a_gap_that_is_said(tmp_path):
     constant = {"sigma/corr_length": math.nan}
-    sources = open_sources([write_values(tmp_path / "a", scalars=constant)])
+    sources = open_sources([write_log(tmp_path / "a", scalars=constant)])
     exhibit = make(sources)
     assert "of cvpo with response length at 12 of 12 steps" in exhibit.caption
     assert "sigma/corr_length" not in set(exhibit.table["metric"])
 
 
 def test_a_correlation_that_was_not_logged_is_a_gap_too(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", scalars={"sigma/corr_surprise": None})])
+    sources = open_sources([write_log(tmp_path / "a", scalars={"sigma/corr_surprise": None})])
     assert "|r - V(prompt)| at 12 of 12 steps" in make(sources).caption
 
 
 def test_methods_without_a_critic_are_left_out_or_an_error(tmp_path):
-    grpo = write_values(tmp_path / "a", method="grpo", critic=False)
+    grpo = write_log(tmp_path / "a", method="grpo", critic=False)
     with pytest.raises(AnalysisError, match="train a method that has a critic"):
         make(open_sources([grpo]))
-    exhibit = make(open_sources([grpo, write_values(tmp_path / "b", method="vapo")]))
+    exhibit = make(open_sources([grpo, write_log(tmp_path / "b", method="vapo")]))
     assert set(exhibit.table["label"]) == {"vapo"}
     assert "a is left out" in exhibit.caption
 
 
 def test_nothing_but_nan_is_an_error(tmp_path):
-    path = write_values(tmp_path / "a", scalars=dict.fromkeys(PARTNERS, math.nan))
+    path = write_log(tmp_path / "a", scalars=dict.fromkeys(PARTNERS, math.nan))
     with pytest.raises(AnalysisError, match="NaN at every step"):
         make(open_sources([path]))
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a")])
+    sources = open_sources([write_log(tmp_path / "a")])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
 
 
 def test_the_change_of_a_run_that_ended_early_says_so(tmp_path):
     paths = [
-        write_values(tmp_path / "a", method="vapo", steps=12),
-        write_values(tmp_path / "b", method="cvpo", steps=6),
+        write_log(tmp_path / "a", method="vapo", steps=12),
+        write_log(tmp_path / "b", method="cvpo", steps=6),
     ]
     caption = make(open_sources(paths)).caption
     assert caption.count("only)") == 1

@@ -11,7 +11,7 @@ from analysis.sources import open_sources
 from cvpo import RunLog, read_calibration
 from cvpo.metrics import calibration
 from paper_figures.critic_calibration import PLACES, make
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def plain_error(rows):
@@ -25,7 +25,7 @@ def plain_error(rows):
 
 @pytest.mark.parametrize(("when", "step"), [("first", 4), ("last", 12)])
 def test_errors_are_means_over_seeds_at_the_first_and_last_step(tmp_path, when, step):
-    paths = [write_values(tmp_path / f"s{s}", seed=s) for s in (1, 2)]
+    paths = [write_log(tmp_path / f"s{s}", seed=s) for s in (1, 2)]
     exhibit = make(open_sources(paths))
     logs = [read_calibration(path, steps=[step]) for path in paths]
     table = exhibit.table[(exhibit.table["what"] == "error") & (exhibit.table["when"] == when)]
@@ -40,7 +40,7 @@ def test_errors_are_means_over_seeds_at_the_first_and_last_step(tmp_path, when, 
 
 
 def test_curves_pool_the_cells_of_a_third_of_the_response(tmp_path):
-    path = write_values(tmp_path / "a")
+    path = write_log(tmp_path / "a")
     table = make(open_sources([path])).table
     rows = read_calibration(path, steps=[12])
     last = table[(table["what"] == "curve") & (table["when"] == "last")]
@@ -73,21 +73,21 @@ def test_a_right_critic_lies_on_the_diagonal_and_a_wrong_one_off_it(tmp_path):
 
 
 def test_one_seed_has_no_interval_and_the_caption_says_so(tmp_path):
-    exhibit = make(open_sources([write_values(tmp_path / "a")]))
+    exhibit = make(open_sources([write_log(tmp_path / "a")]))
     assert all(math.isnan(x) for x in exhibit.table["low"])
     assert "nothing is said about other seeds" in exhibit.caption
 
 
 def test_runs_without_calibration_are_named_or_an_error(tmp_path):
-    grpo = write_values(tmp_path / "a", method="grpo", critic=False)
+    grpo = write_log(tmp_path / "a", method="grpo", critic=False)
     with pytest.raises(AnalysisError, match=r"log\.tokens_every"):
         make(open_sources([grpo]))
-    exhibit = make(open_sources([grpo, write_values(tmp_path / "b", method="vapo")]))
+    exhibit = make(open_sources([grpo, write_log(tmp_path / "b", method="vapo")]))
     assert "a is left out" in exhibit.caption
     assert set(exhibit.table["label"]) == {"vapo"}
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a")])
+    sources = open_sources([write_log(tmp_path / "a")])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]

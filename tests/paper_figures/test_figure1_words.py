@@ -11,7 +11,7 @@ from analysis.exhibit import save
 from analysis.sources import open_sources
 from cvpo import RunLog, read_tokens
 from paper_figures.figure1_words import MIN_COUNT, make, mean_values, visible
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def test_mean_and_spread_are_those_of_the_values_themselves():
@@ -38,7 +38,7 @@ def test_mean_and_spread_are_those_of_the_values_themselves():
 
 
 def test_seeds_are_pooled_at_the_last_step(tmp_path):
-    paths = [write_values(tmp_path / f"s{seed}", seed=seed, steps=8) for seed in (1, 2)]
+    paths = [write_log(tmp_path / f"s{seed}", seed=seed, steps=8) for seed in (1, 2)]
     exhibit = make(open_sources(paths))
     logs = [read_tokens(path, steps=[8]) for path in paths]
     for row in exhibit.table.to_dict("records"):
@@ -52,8 +52,8 @@ def test_seeds_are_pooled_at_the_last_step(tmp_path):
 
 def test_a_seed_behind_the_others_is_left_out_and_named(tmp_path):
     paths = [
-        write_values(tmp_path / "done", seed=1, steps=8),
-        write_values(tmp_path / "behind", seed=2, steps=5),
+        write_log(tmp_path / "done", seed=1, steps=8),
+        write_log(tmp_path / "behind", seed=2, steps=5),
     ]
     exhibit = make(open_sources(paths))
     assert exhibit.table["count"].sum() == read_tokens(paths[0], steps=[8])["count"].sum()
@@ -61,7 +61,7 @@ def test_a_seed_behind_the_others_is_left_out_and_named(tmp_path):
 
 
 def test_cvpo_is_shown_before_other_methods(tmp_path):
-    paths = [write_values(tmp_path / m, method=m, steps=4) for m in ("vapo", "cvpo", "ppo")]
+    paths = [write_log(tmp_path / m, method=m, steps=4) for m in ("vapo", "cvpo", "ppo")]
     assert set(make(open_sources(paths)).table["label"]) == {"cvpo"}
 
 
@@ -80,7 +80,7 @@ def test_only_rare_tokens_are_an_error(tmp_path):
 
 
 def test_runs_without_a_critic_are_an_error_that_says_what_to_do(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", method="grpo", critic=False)])
+    sources = open_sources([write_log(tmp_path / "a", method="grpo", critic=False)])
     with pytest.raises(AnalysisError, match=r"log\.tokens_every"):
         make(sources)
 
@@ -108,7 +108,7 @@ def test_every_token_is_visible(token, shown):
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", steps=4)])
+    sources = open_sources([write_log(tmp_path / "a", steps=4)])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
 

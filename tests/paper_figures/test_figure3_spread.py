@@ -11,7 +11,7 @@ from analysis.sources import open_sources
 from analysis.spread import LAST_STEPS
 from cvpo import read_scores, read_trajectories
 from paper_figures.figure3_spread import make
-from tests.value_logs import write_values
+from tests.logs import Effect, write_log
 
 
 def median(path, read=read_trajectories, steps=12):
@@ -26,7 +26,9 @@ def row(exhibit, label, panel="a"):
 
 def test_the_median_is_that_of_the_trajectories_and_its_ratio_is_paired_by_seed(tmp_path):
     paths = {
-        (m, s): write_values(tmp_path / f"{m}{s}", method=m, seed=s, shift=0.3 * (m == "cvpo"))
+        (m, s): write_log(
+            tmp_path / f"{m}{s}", method=m, seed=s, effect=Effect(shift=0.3 * (m == "cvpo"))
+        )
         for m in ("vapo", "cvpo")
         for s in (1, 2, 3)
     }
@@ -46,8 +48,8 @@ def test_the_median_is_that_of_the_trajectories_and_its_ratio_is_paired_by_seed(
 
 def test_the_frozen_critic_has_a_panel_of_its_own(tmp_path):
     paths = [
-        write_values(tmp_path / "a", method="vapo", scored_by="judge"),
-        write_values(tmp_path / "b", method="cvpo", scored_by="judge"),
+        write_log(tmp_path / "a", method="vapo", scored_by="judge"),
+        write_log(tmp_path / "b", method="cvpo", scored_by="judge"),
     ]
     exhibit = make(open_sources(paths))
     frozen = row(exhibit, "cvpo", "b")
@@ -61,23 +63,23 @@ def test_the_frozen_critic_has_a_panel_of_its_own(tmp_path):
 
 def test_of_several_critics_the_one_that_saw_most_runs_is_shown(tmp_path):
     paths = [
-        write_values(tmp_path / "a", method="vapo", scored_by="few"),
-        write_values(tmp_path / "b", method="cvpo", scored_by="many"),
-        write_values(tmp_path / "c", method="ppo", scored_by="many"),
+        write_log(tmp_path / "a", method="vapo", scored_by="few"),
+        write_log(tmp_path / "b", method="cvpo", scored_by="many"),
+        write_log(tmp_path / "c", method="ppo", scored_by="many"),
     ]
     table = make(open_sources(paths)).table
     assert set(table.loc[table["panel"] == "b", "critic"]) == {"many"}
 
 
 def test_without_scores_the_figure_says_how_to_make_them(tmp_path):
-    exhibit = make(open_sources([write_values(tmp_path / "a", method="vapo")]))
+    exhibit = make(open_sources([write_log(tmp_path / "a", method="vapo")]))
     assert "(b) is empty" in exhibit.caption
     assert "python -m train score --critic CHECKPOINT --run RUN" in exhibit.caption
     assert set(exhibit.table["panel"]) == {"a"}
 
 
 def test_one_seed_has_no_interval_and_the_caption_says_so(tmp_path):
-    paths = [write_values(tmp_path / m, method=m) for m in ("vapo", "cvpo")]
+    paths = [write_log(tmp_path / m, method=m) for m in ("vapo", "cvpo")]
     exhibit = make(open_sources(paths))
     assert math.isnan(row(exhibit, "cvpo")["median_low"])
     assert not math.isnan(row(exhibit, "cvpo")["ratio"])
@@ -86,8 +88,8 @@ def test_one_seed_has_no_interval_and_the_caption_says_so(tmp_path):
 
 def test_a_run_that_is_not_finished_is_not_compared(tmp_path):
     paths = [
-        write_values(tmp_path / "a", method="vapo", steps=12),
-        write_values(tmp_path / "b", method="cvpo", steps=4),
+        write_log(tmp_path / "a", method="vapo", steps=12),
+        write_log(tmp_path / "b", method="cvpo", steps=4),
     ]
     exhibit = make(open_sources(paths))
     assert exhibit.table["label"].tolist() == ["vapo"]
@@ -95,13 +97,13 @@ def test_a_run_that_is_not_finished_is_not_compared(tmp_path):
 
 
 def test_runs_without_values_are_an_error_that_says_what_to_do(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", method="grpo", critic=False)])
+    sources = open_sources([write_log(tmp_path / "a", method="grpo", critic=False)])
     with pytest.raises(AnalysisError, match="train a method that has a critic"):
         make(sources)
 
 
 def test_a_policy_without_a_critic_is_shown_once_it_was_scored(tmp_path):
-    path = write_values(tmp_path / "a", method="grpo", scored_by="judge")
+    path = write_log(tmp_path / "a", method="grpo", scored_by="judge")
     for file in (path / "trajectories").iterdir():
         file.unlink()
     exhibit = make(open_sources([path]))
@@ -110,6 +112,6 @@ def test_a_policy_without_a_critic_is_shown_once_it_was_scored(tmp_path):
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", method="vapo", scored_by="judge")])
+    sources = open_sources([write_log(tmp_path / "a", method="vapo", scored_by="judge")])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]

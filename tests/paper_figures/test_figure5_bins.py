@@ -10,12 +10,12 @@ from analysis.accuracy_bins import BINS, read_bins
 from analysis.exhibit import save
 from analysis.sources import open_source, open_sources
 from paper_figures.figure5_bins import make
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def runs(tmp_path, *methods, seeds=(1,), steps=8):
     return [
-        write_values(tmp_path / f"{m}{s}", method=m, seed=s, steps=steps)
+        write_log(tmp_path / f"{m}{s}", method=m, seed=s, steps=steps)
         for m in methods
         for s in seeds
     ]
@@ -64,8 +64,8 @@ def test_the_cleanest_pair_that_there_is_gets_compared(tmp_path, methods, panels
 
 def test_seeds_that_are_behind_are_said(tmp_path):
     paths = [
-        write_values(tmp_path / "a", method="vapo", seed=1, steps=12),
-        write_values(tmp_path / "b", method="vapo", seed=2, steps=4),
+        write_log(tmp_path / "a", method="vapo", seed=1, steps=12),
+        write_log(tmp_path / "b", method="vapo", seed=2, steps=4),
     ]
     exhibit = make(open_sources(paths))
     assert "not every seed has reached the rounds from step 8 on" in exhibit.caption
@@ -73,15 +73,15 @@ def test_seeds_that_are_behind_are_said(tmp_path):
 
 
 def test_a_switch_of_phase_is_said_where_the_weight_is_used(tmp_path):
-    used = write_values(tmp_path / "a", method="cvpo", switch=4)
-    watched = write_values(tmp_path / "b", method="vapo", switch=4)
+    used = write_log(tmp_path / "a", method="cvpo", switch=4)
+    watched = write_log(tmp_path / "b", method="vapo", switch=4)
     assert "bottleneck" in make(open_sources([used])).caption
     assert "bottleneck" not in make(open_sources([watched])).caption
 
 
 def test_logs_without_rounds_or_of_other_methods_are_an_error(tmp_path):
     with pytest.raises(AnalysisError, match="until a round over the prompts is complete"):
-        make(open_sources([write_values(tmp_path / "a", steps=3)]))
+        make(open_sources([write_log(tmp_path / "a", steps=3)]))
     with pytest.raises(AnalysisError, match="no run is of vapo"):
         make(open_sources(runs(tmp_path, "grpo")))
 

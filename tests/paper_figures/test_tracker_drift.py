@@ -43,8 +43,20 @@ def rows(real=True):
     if not real:
         return lag
     run = [
-        {"setting": "real run: beta 1", "value": 0.04, "low": 0.01, "high": 0.09, "n": 50},
-        {"setting": "real run: bots", "value": 0.01, "low": 0.01, "high": 0.01, "n": 50},
+        {
+            "setting": "real run, 500 predictions: beta 1",
+            "value": 0.04,
+            "low": 0.01,
+            "high": 0.09,
+            "n": 50,
+        },
+        {
+            "setting": "real run, 500 predictions: bots",
+            "value": 0.01,
+            "low": 0.01,
+            "high": 0.01,
+            "n": 50,
+        },
     ]
     return lag + [row | {"quantity": "squared error of rho"} for row in run]
 

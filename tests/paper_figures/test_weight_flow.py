@@ -12,7 +12,7 @@ from analysis.weight_cells import BANDS
 from cvpo import RunLog, read_trajectories
 from paper_figures import weight_flow
 from paper_figures.weight_flow import make
-from tests.value_logs import write_values
+from tests.logs import write_log
 
 
 def plain(path, phase="all", switch=math.inf):
@@ -30,7 +30,7 @@ def plain(path, phase="all", switch=math.inf):
 
 
 def test_cells_are_the_means_over_seeds_of_a_plain_computation(tmp_path):
-    paths = [write_values(tmp_path / f"s{s}", seed=s, switch=6) for s in (1, 2, 3)]
+    paths = [write_log(tmp_path / f"s{s}", seed=s, switch=6) for s in (1, 2, 3)]
     table = make(open_sources(paths)).table
     phases = ("all", "early", "bottleneck")
     assert set(table["phase"]) == set(phases)
@@ -55,7 +55,7 @@ def test_cells_are_the_means_over_seeds_of_a_plain_computation(tmp_path):
 
 
 def test_shares_add_up_and_shifts_cancel(tmp_path):
-    table = make(open_sources([write_values(tmp_path / "a")])).table
+    table = make(open_sources([write_log(tmp_path / "a")])).table
     rows = table[table["outcome"] != "both"]
     assert rows["before"].sum() == pytest.approx(1)
     assert rows["after"].sum() == pytest.approx(1)
@@ -64,8 +64,8 @@ def test_shares_add_up_and_shifts_cancel(tmp_path):
 
 
 def test_methods_without_weights_are_not_shown(tmp_path):
-    vapo = write_values(tmp_path / "a", method="vapo")
-    half = write_values(tmp_path / "b", method="cvpo-curriculum")
+    vapo = write_log(tmp_path / "a", method="vapo")
+    half = write_log(tmp_path / "b", method="cvpo-curriculum")
     assert set(make(open_sources([vapo, half])).table["label"]) == {"cvpo-curriculum"}
     with pytest.raises(AnalysisError, match="none of the trainings uses a weight"):
         make(open_sources([vapo]))
@@ -73,7 +73,7 @@ def test_methods_without_weights_are_not_shown(tmp_path):
 
 def test_what_is_not_drawn_is_named_and_in_the_table(tmp_path, monkeypatch):
     methods = ("cvpo", "cvpo-curriculum", "cvpo-stochasticity")
-    sources = open_sources([write_values(tmp_path / m, method=m, steps=2) for m in methods])
+    sources = open_sources([write_log(tmp_path / m, method=m, steps=2) for m in methods])
     assert "Not drawn" not in make(sources).caption
     monkeypatch.setattr(weight_flow, "DRAWN", 2)
     exhibit = make(sources)
@@ -82,7 +82,7 @@ def test_what_is_not_drawn_is_named_and_in_the_table(tmp_path, monkeypatch):
 
 
 def test_trajectories_without_rho_are_left_out_and_said(tmp_path):
-    path = write_values(tmp_path / "a", steps=2)
+    path = write_log(tmp_path / "a", steps=2)
     log = RunLog.open(path)
     rows = read_trajectories(path, steps=[1]).drop(columns="step")
     log.trajectories(3, rows.assign(rho=rows["rho"].where(rows["prompt_id"] > 0)))
@@ -91,18 +91,18 @@ def test_trajectories_without_rho_are_left_out_and_said(tmp_path):
 
 def test_logs_without_trajectories_are_an_error(tmp_path):
     with pytest.raises(AnalysisError, match=r"log\.trajectories_every"):
-        make(open_sources([write_values(tmp_path / "a", without=["trajectories"])]))
+        make(open_sources([write_log(tmp_path / "a", without=["trajectories"])]))
 
 
 def test_without_metrics_the_weights_are_read_all_the_same(tmp_path):
     found = [
-        make(open_sources([write_values(tmp_path / name, without=without)])).table["shift"]
+        make(open_sources([write_log(tmp_path / name, without=without)])).table["shift"]
         for name, without in (("a", ()), ("b", ("metrics",)))
     ]
     assert found[0].tolist() == found[1].tolist()
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
-    sources = open_sources([write_values(tmp_path / "a", switch=5)])
+    sources = open_sources([write_log(tmp_path / "a", switch=5)])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]

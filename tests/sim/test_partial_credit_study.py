@@ -129,6 +129,9 @@ def test_the_study_claims_nothing(tmp_path: Path) -> None:
     assert tables == {"study", "weight", "trainings"}
 
 
-def test_a_credit_of_one_is_refused() -> None:
-    with pytest.raises(SimError, match="credits"):
-        read_settings(STUDY, ["credits=[1.0]"])
+@pytest.mark.parametrize(
+    ("credits", "message"), [("[1.0]", "credits"), ("[0.1, 0.1]", "credits: holds something twice")]
+)
+def test_credits_that_cannot_be_measured_are_refused(credits: str, message: str) -> None:
+    with pytest.raises(SimError, match=message):
+        read_settings(STUDY, [f"credits={credits}"])

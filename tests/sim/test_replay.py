@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
-from sim.replay import REAL_RUN, ReplaySettings, not_measured, read_replay
+from sim.replay import (
+    MOST_TRIALS,
+    REAL_RUN,
+    Replay,
+    ReplaySettings,
+    not_measured,
+    read_replay,
+    rise,
+    rise_row,
+)
 from sim.study import SimError
 
 K = 4
@@ -121,28 +131,32 @@ FAULTS = [
     ("a.json", '{"a": [1, true]}', "prompt 'a', epoch 1: is True, no number"),
     ("a.json", '{"a": [2, NaN]}', "prompt 'a', epoch 1: nan cannot be"),
     ("a.json", '{"a": [2, Infinity]}', "prompt 'a', epoch 1: inf cannot be"),
-    ("a.json", '{"a": [2, 1' + "0" * 400 + "]}", "prompt 'a': holds a number too large"),
+    ("a.json", '{"a": [2, 1' + "0" * 400 + "]}", "prompt 'a', epoch 1: inf cannot be"),
+    ("a.json", '{"a": [2, 1' + "0" * 5000 + "]}", "prompt 'a', epoch 1: inf cannot be"),
     ("a.json", '{"a": [2, 5]}', r"epoch 1: 5 cannot be, counts are whole numbers in 0\.\.4"),
     ("a.json", '{"a": [2, -1]}', r"epoch 1: -1 cannot be, counts are whole numbers in 0\.\.4"),
     ("a.json", '{"a": [2, 1.5]}', "epoch 1: 1.5 cannot be, counts"),
     ("a.json", '{"a": [0.3, 1]}', "epoch 0: 0.3 cannot be, rates are multiples of 1/4"),
     ("a.json", '{"a": [0.5, -0.25]}', "epoch 1: -0.25 cannot be, rates"),
-    ("a.csv", "prompt,0\n", "has a header but no rows"),
+    ("a.csv", "prompt,0\n", "must hold a header and the row of at least one prompt"),
+    ("a.csv", ",,\n", "must hold a header and the row of at least one prompt"),
     ("a.csv", 'prompt,0\n"a,1\n', "is not CSV"),
-    ("a.csv", "prompt,0,0\na,1,2\n", "row 1: column '0' stands there 2 times"),
+    ("a.csv", "prompt,0,0\na,1,2\n", "header: column '0' stands there 2 times"),
     ("a.csv", "prompt,0,1\na,1\n", "row 2: 2 cells, the header has 3"),
-    ("a.csv", "name,0,1\na,1,2\n", "row 1: columns name, 0, 1; the wide form has prompt"),
-    ("a.csv", "prompt\na\n", "row 1: columns prompt; the wide form"),
-    ("a.csv", "prompt,0,2\na,1,2\n", "row 1: .*one after the other"),
+    ("a.csv", "name,0,1\na,1,2\n", "header: columns name, 0, 1; the wide form has prompt"),
+    ("a.csv", "prompt\na\n", "header: columns prompt; the wide form"),
+    ("a.csv", "prompt,0,2\na,1,2\n", "header: .*one after the other"),
     ("a.csv", "prompt,0,1\n,1,2\n", "row 2: has no prompt"),
     ("a.csv", "prompt,0,1\na,1,2\n\na,1,2\n", "row 4: prompt 'a' stands there twice"),
     ("a.csv", "prompt,0,1\na,,\n", r"row 2 \(prompt 'a'\): has no epoch"),
     ("a.csv", "prompt,5,6,7\na,1,,2\n", r"row 2 \(prompt 'a', epoch 6\): is missing"),
+    ("a.csv", '\n\nprompt,5,6\n"a\nb",1,2\n\nc,1,x\n', r"row 7 \(prompt 'c', epoch 6\): 'x'"),
+    ("a.csv", '\nprompt,5\na,1\n"b\n\nc",1,2\n', "row 4: 3 cells, the header has 2"),
     ("a.csv", "prompt,5,6\na,1,x\n", r"row 2 \(prompt 'a', epoch 6\): 'x' is no number"),
     ("a.csv", "prompt,5,6\na,2,9\n", "prompt 'a', epoch 6: 9 cannot be"),
     ("a.csv", "prompt,5,6\na,2,nan\n", "prompt 'a', epoch 6: nan cannot be"),
-    ("a.csv", "prompt,epoch,score\na,0,1\n", "row 1: columns prompt, epoch, score; the long"),
-    ("a.csv", "prompt,epoch,rate,successes\na,0,1,1\n", "row 1: columns .*; the long form"),
+    ("a.csv", "prompt,epoch,score\na,0,1\n", "header: columns prompt, epoch, score; the long"),
+    ("a.csv", "prompt,epoch,rate,successes\na,0,1,1\n", "header: columns .*; the long form"),
     ("a.csv", LONG + ",0,1\n", "row 2: has no prompt"),
     ("a.csv", LONG + "a,0,\n", r"row 2 \(prompt 'a', epoch 0\): successes: is missing"),
     ("a.csv", LONG + "a,,1\n", r"row 2 \(prompt 'a', epoch \?\): epoch must be a whole number"),
@@ -184,8 +198,106 @@ def test_k_must_be_known_and_positive(tmp_path: Path) -> None:
     file = write(tmp_path, "a.json", '{"a": [1]}')
     with pytest.raises(SimError, match="set trials to k"):
         read_replay(file)
-    with pytest.raises(SimError, match="trials must be at least 1"):
-        read_replay(file, trials=0)
+    for trials in (0, MOST_TRIALS + 1, 10**20):
+        with pytest.raises(SimError, match=f"trials must be 1 to 1000000, got {trials}"):
+            read_replay(file, trials=trials)
+    with pytest.raises(SimError, match="trials must be 1 to 1000000, got 999999999"):
+        read_replay(
+            write(tmp_path, "a.csv", "prompt,epoch,rate,trials\na,0,1,999999999\n"), values="rates"
+        )
+    with pytest.raises(ValueError, match="replay_trials"):
+        ReplaySettings(replay_trials=MOST_TRIALS + 1)
+
+
+numbers = st.one_of(
+    st.integers(-2, K + 1), st.integers(), st.floats(width=32), st.sampled_from([0.25, 0.5, 1e300])
+)
+
+
+def understood(file: Path, trials: int | None, values: Any) -> None:
+    """Reads a file; if it is accepted, its counts must be possible."""
+    try:
+        replay = read_replay(file, trials=trials, values=values)
+    except SimError:
+        return
+    assert replay.counts.min() >= 0
+    assert replay.counts.max() <= replay.trials
+    assert replay.lengths.min() >= 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=3), st.lists(numbers, max_size=4), max_size=3),
+    st.one_of(st.none(), st.integers(-1, 10), st.integers(), st.just(10**6)),
+    st.sampled_from([None, "rates", "counts"]),
+)
+def test_counts_lie_between_0_and_trials_whatever_the_file_holds(
+    tmp_path_factory: pytest.TempPathFactory, content: Any, trials: int | None, values: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("replay")
+    understood(write(folder, "a.json", json.dumps(content)), trials, values)
+
+
+CELLS = (
+    "prompt",
+    "epoch",
+    "successes",
+    "rate",
+    "trials",
+    "0",
+    "1",
+    "0.5",
+    "a",
+    " ",
+    '"',
+    "\n",
+    ",",
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=40),
+        st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+        st.lists(st.sampled_from(CELLS), max_size=25).map(lambda cells: ",".join(cells).encode()),
+        st.lists(st.sampled_from('{}[]":,0123456789.eE-+ntf'), max_size=25).map(
+            lambda signs: "".join(signs).encode()
+        ),
+        st.integers(1, 6000).map(lambda digits: b'{"a": [' + b"7" * digits + b"]}"),
+    ),
+    st.sampled_from([".json", ".csv"]),
+    st.sampled_from([None, 1, K]),
+)
+def test_any_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, kind: str, trials: int | None
+) -> None:
+    file = tmp_path_factory.mktemp("replay") / f"a{kind}"
+    file.write_bytes(content)
+    understood(file, trials, None)
+
+
+def replay_of(counts: list[list[int]]) -> Replay:
+    """A run whose prompts, of K rollouts, may stop at different epochs."""
+    lengths = np.array([len(history) for history in counts])
+    padded = np.array([history + [0] * (lengths.max() - len(history)) for history in counts])
+    return Replay(tuple(map(str, range(len(counts)))), padded, lengths, K)
+
+
+def test_a_run_rises_by_the_mean_of_its_prompts_over_the_epochs_they_share() -> None:
+    found = rise(replay_of([[0, 1, 2, 3], [1, 1, 1, 3, 0, 0], [0, 0, 1, 2, 4]]))
+    each = np.array([2.0, 1.0, 1.5]) / K
+    assert found.estimate == pytest.approx(each.mean())
+    half = student.ppf(0.975, 2) * each.std(ddof=1) / np.sqrt(3)
+    assert (found.low, found.high) == pytest.approx((each.mean() - half, each.mean() + half))
+    assert rise(replay_of([[3, 2, 1, 0], [3, 1, 1, 0], [4, 4, 1, 1]])).high < 0
+    assert not rise(replay_of([[1, 2, 1, 2], [3, 4, 3, 4]] * 5)).low > 0
+
+
+def test_a_single_epoch_shows_no_rise() -> None:
+    row = rise_row(rise(replay_of([[1], [0, 1, 2]])))
+    assert np.isnan([row.value, row.low, row.high]).all()
+    assert row.n == 0
 
 
 def test_the_real_run_has_its_known_size() -> None:
@@ -198,6 +310,7 @@ def test_the_real_run_has_its_known_size() -> None:
     accuracy = replay.common.mean(axis=0) / 8
     assert accuracy[0] == pytest.approx(0.335, abs=5e-4)
     assert accuracy[-1] == pytest.approx(0.470, abs=5e-4)
+    assert rise(replay).low > 0
 
 
 def test_without_a_file_there_is_a_row_that_says_so() -> None:

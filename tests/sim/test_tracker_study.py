@@ -1,5 +1,6 @@
 """The tracker study: its scores against plain loops, its golden numbers, and its verdicts."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
-from scipy.stats import betabinom
+from scipy.stats import betabinom, binom
 from scipy.stats import t as student
 
 from cvpo import read_table
 from cvpo.metrics import Interval
 from cvpo.trackers import TRACKERS, BetaTracker
-from sim.drift import ROLLOUTS, Drift
+from sim.drift import ROLLOUTS, Drift, true_rates
 from sim.replay import REAL_RUN, Replay, read_replay
 from sim.studies.tracker import (
     COVERAGE,
+    FEWEST_UNITS,
     MARGIN,
     PAPER,
     STUDY,
@@ -31,6 +33,7 @@ from sim.studies.tracker import (
     lag,
     on_drift,
     on_replay,
+    rate_noise,
     ratio_interval,
     real_rows,
     tracking_verdict,
@@ -208,19 +211,141 @@ def test_where_rates_drift_no_forgetting_does_not_follow() -> None:
     assert row.low > 1
 
 
-def replay_of(rates: np.ndarray) -> Replay:
-    counts = np.random.default_rng(1).binomial(8, rates)
+@property_test
+@given(st.integers(0, 10_000))
+def test_a_ratio_to_what_may_be_0_has_no_interval(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(0, 1, (2, 8))
+    for denominator in (np.zeros(8), b - b.mean(), -np.abs(b)):
+        found = ratio_interval(a, denominator)
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    assert math.isnan(ratio_interval(a, -np.abs(b)).estimate)
+    assert ratio_interval(a, 2 + 0.1 * b).low < a.mean() / (2 + 0.1 * b).mean()
+
+
+# ---------------------------------------------------------------------------- runs without truth
+
+
+def replay_of(rates: np.ndarray, trials: int, seed: int = 1) -> Replay:
+    counts = np.random.default_rng(seed).binomial(trials, rates)
     names = tuple(map(str, range(len(rates))))
-    return Replay(names, counts, np.full(len(rates), rates.shape[1]), 8)
+    return Replay(names, counts, np.full(len(rates), rates.shape[1]), trials)
 
 
-@pytest.mark.parametrize(("slope", "verdict"), [(0.0, "holds"), (0.02, "fails")])
-def test_the_verdict_on_a_real_run_follows_its_drift(slope: float, verdict: str) -> None:
-    start = np.random.default_rng(0).uniform(0.05, 0.4, (200, 1))
-    replay = replay_of(start + slope * np.arange(30))
-    rows = real_rows({c: on_replay(c, replay, 5) for c in (PAPER, FORGETFUL)})
-    assert [row.verdict for row in rows if row.verdict] == [verdict]
-    assert {row.n for row in rows[:-1]} == {200 * 25}
+def rows_of(replay: Replay, burn_in: int = 5) -> list[Row]:
+    chosen = [Contender("beta", discount) for discount in (1.0, 0.95, 0.9, 0.8, 0.7)]
+    return real_rows({c: on_replay(c, replay, burn_in) for c in chosen}, replay)
+
+
+def true_excess(replay: Replay, rates: np.ndarray, burn_in: int = 5) -> float:
+    """Of the paper's squared error over the best discount's, of predictions against the truth."""
+
+    def error(discount: float) -> float:
+        tracker, total = BetaTracker(len(rates), discount=discount), 0.0
+        prompt, k = torch.arange(len(rates)), torch.full((len(rates),), replay.trials)
+        for epoch, s in enumerate(torch.from_numpy(replay.counts.T.copy())):
+            if epoch >= burn_in:
+                total += float(np.square(tracker.rho.numpy() - rates[:, epoch]).sum())
+            tracker.observe(prompt, k, s)
+        return total
+
+    return error(1.0) / min(map(error, (0.95, 0.9, 0.8, 0.7))) - 1
+
+
+def drifting(growth: float, rounds: int = 30, num_prompts: int = 300) -> np.ndarray:
+    found = true_rates(Drift(growth=growth, rounds=rounds, num_prompts=num_prompts), [0])[0]
+    return np.asarray(found)
+
+
+@property_test
+@given(st.integers(2, 9))
+def test_the_noise_of_a_rate_is_estimated_without_bias(trials: int) -> None:
+    p, s = np.linspace(0, 1, 21)[:, None], np.arange(trials + 1)
+    expected = (binom.pmf(s, trials, p) * rate_noise(s, trials)).sum(axis=1)
+    assert expected == pytest.approx((p * (1 - p) / trials)[:, 0], abs=1e-12)
+
+
+@pytest.mark.parametrize("trials", [2, 8])
+@pytest.mark.parametrize("growth", [0.03, 0.1])
+def test_a_real_run_decides_by_the_error_against_rates_that_nobody_sees(
+    trials: int, growth: float
+) -> None:
+    rates = drifting(growth)
+    replay = replay_of(rates, trials)
+    *_, noisy, row = rows_of(replay)
+    truth = true_excess(replay, rates)
+    assert row.low < truth < row.high
+    if truth > MARGIN:
+        assert row.verdict != "holds"
+        assert noisy.value < row.value  # the noise hides an excess
+    if growth == 0.1:
+        assert row.verdict == "fails"
+    assert (noisy.verdict, row.claim) == ("", 5)
+
+
+@pytest.mark.parametrize("trials", [2, 8])
+def test_a_run_without_drift_decides_nothing(trials: int) -> None:
+    rates = np.repeat(np.random.default_rng(0).beta(0.7, 1, (300, 1)), 30, axis=1)
+    rows = rows_of(replay_of(rates, trials))
+    assert {row.verdict for row in rows} == {""}
+    assert rows[-1].claim is None
+    assert rows[-1].high < MARGIN  # though no forgetting is best there
+
+
+def test_rates_that_fall_are_drift_as_well() -> None:
+    rates = np.linspace(0.8, 0.2, 30) + np.random.default_rng(0).uniform(-0.1, 0.1, (200, 1))
+    assert rows_of(replay_of(rates, 8))[-1].verdict == "fails"
+
+
+def test_single_rollouts_decide_nothing() -> None:
+    rows = rows_of(replay_of(drifting(0.1), 1))
+    assert rows[0].low > 0  # drift there is
+    assert {row.verdict for row in rows} == {""}
+
+
+def test_a_slow_drift_of_a_large_run_is_followed() -> None:
+    rates = drifting(0.003, rounds=15, num_prompts=3000)
+    row = rows_of(replay_of(rates, 8))[-1]
+    assert true_excess(replay_of(rates, 8), rates) < MARGIN
+    assert row.verdict == "holds"
+
+
+def test_constant_counts_leave_nothing_to_compare(tmp_path: Path) -> None:
+    # The tracker starts at 1/2 and is right for ever: 0 / 0.
+    history = tmp_path / "run.json"
+    history.write_text(json.dumps(dict.fromkeys("abcdef", [0.5] * 7)))
+    rows = run_study(STUDY, TrackerSettings(**SMALL, output=tmp_path, replay=history, seeds=(0,)))
+    (excess,) = [row for row in rows if "less the rates' noise" in row.setting]
+    assert math.isnan(excess.value)
+    assert excess.verdict == ""
+
+
+def test_what_stands_behind_a_row_of_the_real_run() -> None:
+    rows = rows_of(replay_of(drifting(0.1, num_prompts=20), 8))
+    assert {row.n for row in rows} == {20}
+    assert rows[1].setting == "real run, 500 predictions: beta 1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda k: st.tuples(
+            st.just(k),
+            st.lists(st.lists(st.integers(0, k), min_size=1, max_size=5), min_size=1, max_size=7),
+        )
+    ),
+)
+def test_any_tiny_history_has_rows(run: tuple[int, list[list[int]]]) -> None:
+    trials, histories = run
+    lengths = np.array(list(map(len, histories)))
+    counts = np.array([history + [0] * (5 - len(history)) for history in histories])
+    assume(lengths.max() > 1)  # else it is refused: no epoch is scored
+    replay = Replay(tuple(map(str, range(len(histories)))), counts, lengths, trials)
+    rows = real_rows({c: on_replay(c, replay, 1) for c in ALL}, replay)
+    assert all(np.isfinite(row.value) for row in rows if "predictions" in row.setting)
+    if (lengths > 1).sum() < FEWEST_UNITS:
+        assert {row.verdict for row in rows} <= {"", "undecided"}
 
 
 # -------------------------------------------------------------------------------- the real run
@@ -239,16 +364,18 @@ def test_how_well_each_discount_predicts_the_real_run() -> None:
         0.5: (-1.1711, 0.01817),
     }
     chosen = [Contender("beta", discount) for discount in golden]
-    *rows, excess = real_rows({c: on_replay(c, replay, 5) for c in chosen})
+    _, *rows, excess, beyond = real_rows({c: on_replay(c, replay, 5) for c in chosen}, replay)
     likelihoods, errors = rows[: len(golden)], rows[len(golden) :]
     for row, (expected, _) in zip(likelihoods, golden.values(), strict=True):
         assert row.value == pytest.approx(expected, abs=5.1e-5)
     for row, (_, expected) in zip(errors, golden.values(), strict=True):
         assert row.value == pytest.approx(expected, abs=5.1e-6)
-    assert {(row.claim, row.n) for row in rows} == {(5, 57_955)}
+    assert {(row.claim, row.n) for row in rows} == {(5, 1209)}
+    assert all("57955 predictions" in row.setting for row in rows)
     assert "against beta 0.8" in excess.setting
     assert excess.value == pytest.approx(0.01895 / 0.01519 - 1, abs=1e-3)
-    assert (excess.claim, excess.verdict) == (5, "fails")
+    assert beyond.value > 5 * excess.value
+    assert (excess.verdict, beyond.claim, beyond.verdict) == ("", 5, "fails")
 
 
 # ------------------------------------------------------------------------------------ the study
@@ -283,7 +410,7 @@ def test_the_study_measures_every_tracker_in_every_world(tmp_path: Path) -> None
     assert one["truth_error"].item() == pytest.approx(alone.by_seed["truth_error"][0])
     # Two seeds and two prompts: shown, but nothing is claimed.
     assert {row.verdict for row in rows} == {"", "undecided"}
-    assert {row.n for row in rows if row.setting.startswith("real run: ")} == {3}
+    assert {row.n for row in rows if row.setting.startswith("real run, 3 predictions: ")} == {2}
     assert {row.setting for row in rows if row.quantity.startswith("rounds to 50")} == trackers
 
 
@@ -308,6 +435,7 @@ def test_a_run_too_short_to_score_is_refused(tmp_path: Path) -> None:
         ("windows=[0]", "windows"),
         ("growths=[]", "growths"),
         ("replay_trials=0", "replay_trials"),
+        ("replay_trials=99999999999999999999", "replay_trials"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_refused(override: str, message: str) -> None:

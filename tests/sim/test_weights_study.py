@@ -1,5 +1,6 @@
 """The weights study: exact motions against closed forms, and verdicts that can turn either way."""
 
+import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -324,6 +325,16 @@ def test_the_matched_constant_has_the_mean_weights_of_the_training() -> None:
     assert config.arm == "constant"
     assert 1 + config.alpha_p / 2 == pytest.approx(correct)
     assert 1 - config.alpha_n / 2 == pytest.approx(wrong)
+
+
+def test_an_outcome_that_never_occurs_has_a_constant_that_changes_nothing() -> None:
+    trace = trained("literal", BanditConfig(prompts=32), steps=10, seeds=2)
+    weight = trace.w_s.copy()
+    weight[..., 1] = np.nan
+    with warnings.catch_warnings(action="error"):
+        config = matched_constant(replace(trace, w_s=weight))
+    assert config.alpha_p == 0
+    assert config.alpha_n == matched_constant(trace).alpha_n
 
 
 def test_scores_by_a_loop() -> None:
