@@ -30,10 +30,9 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from cvpo.metrics import Interval, paired_t_interval
-from sim.distinct import distinct
 from sim.study import Row, Settings, SimError
 
 Values = Literal["rates", "counts"]
@@ -83,8 +82,6 @@ class ReplaySettings(Settings):
     """Rollouts of a prompt in an epoch of it; null where the file has a column for them."""
     replay_values: Values | None = None
     """``rates`` or ``counts``; null where the file leaves no doubt."""
-
-    _once = field_validator("*")(distinct)
 
     def read_replay(self) -> Replay | None:
         """The real run, or None without a file."""

@@ -56,11 +56,16 @@ class Settings(BaseModel):
     """joblib's: ``loky`` (processes) or ``sequential`` on this machine; ``dask`` or ``ray`` on a
     cluster, where those packages are installed and know their cluster."""
 
+    @field_validator("*")
+    @classmethod
+    def _once(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and len(set(value)) < len(value):
+            raise ValueError("holds something twice, which would count it as two measurements")
+        return value
+
     @field_validator("seeds")
     @classmethod
-    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) != len(seeds):
-            raise ValueError("seeds must be distinct")
+    def _in_order(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(seeds))
 
     @field_validator("jobs")

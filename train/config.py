@@ -297,7 +297,7 @@ class Warmstart(Section):
     """The supervised warm start on the built-in task's corpus."""
 
     output: Text = "runs/warmstart"
-    steps: Count = 800
+    steps: Count = 1600
     batch_size: Count = 48
     lr: Positive = 3e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 50

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from train.config import Config, Warmstart
 
 _RECIPE = "warmstart.json"
 _IGNORED = -100  # the label that cross_entropy leaves out
+_WINDOW = 16  # batches among whose examples those of about the same length are found
+
+Example = tuple[list[int], list[int]]
+"""A prompt and its answer, as tokens."""
 
 
 def warm_start(config: Config) -> Path:
@@ -74,6 +79,7 @@ def _fit(recipe: Warmstart, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausa
         (tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos_token_id])
         for prompt, answer in _corpus(recipe)
     ]
+    batches = _batches(examples, recipe)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -81,8 +87,7 @@ def _fit(recipe: Warmstart, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausa
     model.train()
     bar = trange(recipe.steps, desc="warm start", unit="step")
     for step in bar:
-        first = step * recipe.batch_size
-        ids, labels = _collate(examples[first : first + recipe.batch_size], tokenizer.pad_token_id)
+        ids, labels = _collate(batches[step], tokenizer.pad_token_id)
         # Padding stands on the right of a causal model: no attention mask is needed.
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         loss = nn.functional.cross_entropy(
@@ -97,6 +102,19 @@ def _fit(recipe: Warmstart, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausa
             bar.set_postfix(loss=f"{loss.item():.3f}")
     model.eval()
     return model
+
+
+def _batches(examples: list[Example], recipe: Warmstart) -> list[list[Example]]:
+    """Batches of examples of about the same length: otherwise half of each would be padding."""
+    size, shuffle = recipe.batch_size, random.Random(recipe.seed).shuffle
+    batches = []
+    for start in range(0, len(examples), _WINDOW * size):
+        window = examples[start : start + _WINDOW * size]
+        window.sort(key=lambda example: len(example[0]) + len(example[1]))
+        alike = [window[first : first + size] for first in range(0, len(window), size)]
+        shuffle(alike)
+        batches += alike
+    return batches
 
 
 def _corpus(recipe: Warmstart) -> list[tuple[str, str]]:

@@ -47,7 +47,6 @@ from cvpo.bound import (
 from cvpo.metrics import Interval, bootstrap_interval, hierarchical_bootstrap, rank_correlation
 from cvpo.stochasticity import stochasticity_weight
 from sim.differences import FEWEST_SEEDS
-from sim.distinct import distinct
 from sim.mdp import (
     MDP,
     Policy,
@@ -110,8 +109,6 @@ class BoundSettings(Settings):
     """alpha_P = alpha_N of W_S."""
     sharpness: float = Field(default=50.0, ge=0, allow_inf_nan=False)
     """lambda_P = lambda_N of W_S."""
-
-    _once = field_validator("*")(distinct)
 
     @field_validator("chains")
     @classmethod

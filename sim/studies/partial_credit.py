@@ -24,14 +24,13 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from cvpo import StochasticityConfig, difficulty_weight, stochasticity_weight
 from cvpo.curriculum import PHASES
 from sim.bandit import Bandit, BanditConfig
 from sim.differences import difference_row
-from sim.distinct import distinct
 from sim.studies.weights import AREA, END, UNIT, Scores, scores
 from sim.study import Desk, Row, Settings, Study
 from sim.trace import Array, compare
@@ -65,8 +64,6 @@ class PartialCreditSettings(Settings):
     """Of a bandit's training."""
     frozen_steps: int = Field(default=400, ge=1)
     """Of a policy that does not move, in which the tracker converges."""
-
-    _once = field_validator("*")(distinct)
 
     @model_validator(mode="after")
     def _fits(self) -> PartialCreditSettings:

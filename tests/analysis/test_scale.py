@@ -21,6 +21,7 @@ from cvpo import difficulty_weight
 from cvpo.runlog import RunLogError
 from paper_figures import EXHIBITS
 from tests.logs import (
+    Effect,
     Size,
     files_of,
     interrupt,

@@ -112,7 +112,7 @@ def test_an_unknown_study_is_refused_with_the_nearest_name(
         (["factor=0"], "trial: factor: Input should be greater than 0 (got 0)"),
         (["factor=many"], "trial: factor: Input should be a valid number"),
         (["factor=[1"], "factor: '[1' is not a YAML value"),
-        (["seeds=[1,1]"], "trial: seeds: seeds must be distinct (got [1, 1])"),
+        (["seeds=[1,1]"], "trial: seeds: holds something twice"),
         (["seeds=[-1]"], "trial: seeds.0: Input should be greater than or equal to 0"),
         (["seeds=[2147483648]"], "trial: seeds.0: Input should be less than 2147483648"),
         (["seeds=[true]"], "trial: seeds.0: Input should be a valid integer"),

@@ -1,13 +1,17 @@
+import itertools
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from train import addition
-from train.config import Config
+from train import addition, warmstart
+from train.config import Config, Warmstart
 from train.models import end_of_sequence, load_actor, load_tokenizer
 from train.warmstart import warm_start
 
@@ -109,3 +113,20 @@ def test_a_warm_start_without_its_recipe_beside_it_is_made_again(recipe: MakeCon
     assert warm_start(config) == folder
     assert touched(folder)[0] != before[0]
     assert touched(folder)[1] == before[1]
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 5))
+def test_batches_hold_every_example_once_beside_others_of_its_length(
+    steps: int, batch_size: int, seed: int
+) -> None:
+    recipe = Warmstart(steps=steps, batch_size=batch_size, seed=seed)
+    lengths = random.Random(seed).choices(range(1, 60), k=steps * batch_size)
+    examples = [([number], [0] * length) for number, length in enumerate(lengths)]
+    batches = warmstart._batches(list(examples), recipe)
+    assert [len(batch) for batch in batches] == [batch_size] * steps
+    assert sorted(prompt for batch in batches for prompt, _ in batch) == [p for p, _ in examples]
+    again = warmstart._batches(list(examples), recipe)
+    assert again == batches
+    if steps >= 16:  # in a window of 16 batches, 16 ranges of lengths that at most touch
+        ranges = sorted(sorted(len(answer) for _, answer in batch) for batch in batches[:16])
+        assert all(one[-1] <= other[0] for one, other in itertools.pairwise(ranges))
