@@ -49,7 +49,7 @@ class Exhibit:
     """What a script of `paper_figures` makes."""
 
     caption: str
-    """What is shown, over how many runs, problems and samples, with which interval, and the gaps."""
+    """What is shown, of how many runs, problems and samples, with which interval, and the gaps."""
     table: pd.DataFrame
     """The numbers behind it, one row for each thing that is drawn or printed."""
     figure: Figure | None = None

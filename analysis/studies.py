@@ -36,7 +36,8 @@ def find_study(sources: Sequence[Source], name: str) -> Source:
     """The log of a study.
 
     Raises:
-        AnalysisError: there is none, more than one, or one that has not finished.
+        AnalysisError: there is none, more than one, one that has not finished, or one with a table
+            that has no row.
     """
     found = [source for source in sources if source.config.get("study") == name]
     if not found:
@@ -52,6 +53,9 @@ def find_study(sources: Sequence[Source], name: str) -> Source:
             f"{found[0].path}: the study has not finished, its table of rows is missing; wait, or "
             "run it again with overwrite=true"
         )
+    for name, part in found[0].contents.items():
+        if name.startswith("tables/") and not part.rows():
+            raise AnalysisError(f"{found[0].path}: {name} has no row; run the study again")
     return found[0]
 
 

@@ -298,6 +298,11 @@ def truncate(file: Path) -> None:
     file.write_bytes(content[: len(content) // 2])
 
 
+def empty(file: Path) -> None:
+    """Leave no row in a Parquet file."""
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+
+
 def tear(path: Path) -> None:
     """Leave half of the last line of the metrics, as a kill does."""
     file = path / "metrics.jsonl"

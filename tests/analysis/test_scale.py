@@ -23,6 +23,7 @@ from paper_figures import EXHIBITS
 from tests.logs import (
     Effect,
     Size,
+    empty,
     files_of,
     interrupt,
     lose,
@@ -258,11 +259,11 @@ def study(request, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_study_without_one_of_its_tables_or_with_half_of_it(study, tmp_path) -> None:
+def test_a_study_s_missing_torn_or_empty_table_is_named(study, tmp_path) -> None:
     whole = show([study])
     assert sum(isinstance(exhibit, Exhibit) for exhibit in whole.values()) == 3
     for table in files_of(study, "tables"):
-        for damage in (Path.unlink, truncate):
+        for damage in (Path.unlink, truncate, empty):
             copy = Path(shutil.copytree(study, tmp_path / damage.__name__ / study.name))
             file = copy / "tables" / table.name
             damage(file)

@@ -88,7 +88,7 @@ def make_all(runs: Sequence[str]) -> None:
 def _reading_rows(whole: Path, folder: Path) -> list[Row]:
     """Seconds a step of reading trajectories, prompts and evaluations, by the steps there are."""
     jobs = {steps: partial(_read, _first_steps(whole, folder, steps)) for steps in LENGTHS}
-    seconds = fastest({f"{steps}": job for steps, job in jobs.items()}, repeats=2)
+    seconds = fastest({f"{steps}": job for steps, job in jobs.items()}, repeats=3)
     per_step = {steps: seconds[f"{steps}"] / steps for steps in LENGTHS}
     return [
         Row(
