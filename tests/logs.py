@@ -131,13 +131,7 @@ def write_log(
                     log.trajectories(step, rows)
                 if scored_by:
                     log.scores(scored_by, step, _scored(rows))
-            if step % size.round_steps == 0 and "prompts" not in without:
-                log.prompts(step // size.round_steps - 1, _prompts(rng, size, effect, step))
-            if step % size.every == 0 and critic:
-                if "tokens" not in without:
-                    log.tokens(step, _tokens(rng, size))
-                if "calibration" not in without:
-                    log.calibration(step, _calibration(rng, size, effect))
+            _write_tables(log, step, rng, size, effect, critic=critic, without=without)
             if "metrics" not in without:
                 usual = _metrics(method, effect, step / steps, critic=critic) | {**(scalars or {})}
                 kept = {name: value for name, value in usual.items() if value is not None}
@@ -145,6 +139,26 @@ def write_log(
             if step == switch:
                 log.event(step, "phase_switch", "round 1: bottleneck")
     return path
+
+
+def _write_tables(
+    log: RunLog,
+    step: int,
+    rng: np.random.Generator,
+    size: Size,
+    effect: Effect,
+    *,
+    critic: bool,
+    without: Collection[str],
+) -> None:
+    """Write what only some steps have: the round that ends in one, and the critic's tables."""
+    if step % size.round_steps == 0 and "prompts" not in without:
+        log.prompts(step // size.round_steps - 1, _prompts(rng, size, effect, step))
+    if step % size.every == 0 and critic:
+        if "tokens" not in without:
+            log.tokens(step, _tokens(rng, size))
+        if "calibration" not in without:
+            log.calibration(step, _calibration(rng, size, effect))
 
 
 def trajectories(
