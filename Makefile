@@ -36,9 +36,10 @@ demo: install  ## Warm start, VAPO, CVPO, and what came of it: under ten minutes
 	trap 'kill $$vapo 2> /dev/null' EXIT INT TERM; \
 	$(PY) -m train run method=cvpo $(DEMO) && { wait $$vapo || { tail -n 3 runs/demo/vapo.log; false; }; }
 	$(PY) -m analysis summary runs/demo/vapo-1 runs/demo/cvpo-1 -o runs/demo/summary
+	$(PY) -m analysis report runs/demo/vapo-1 runs/demo/cvpo-1 -o runs/demo/report.html
 	@echo
-	@echo "The table is in runs/demo/summary/summary.csv, the curve beside it (learning_curve.png),"
-	@echo "the run logs in runs/demo/vapo-1 and runs/demo/cvpo-1. Try next:"
+	@echo "Open runs/demo/report.html in a browser. The table is in runs/demo/summary/summary.csv, the"
+	@echo "curve beside it (learning_curve.png), the logs in runs/demo/vapo-1 and cvpo-1. Try next:"
 	@echo "  $(PY) -m train run method=cvpo seed=2 stochasticity.arm=flipped run_dir=runs/flipped"
 	@echo "  $(PY) -m train run --help"
 	@echo "  $(CVPO_VENV)/bin/tensorboard --logdir runs/demo"
