@@ -313,9 +313,9 @@ def test_compare_logs_every_run_below_the_studys_folder(tmp_path: Path) -> None:
     desk = Desk("trial", settings)
     forms = [*FORMS, Setting("plain", "vapo")]
     traces = compare(desk, WORLD, BUDGET, forms, desc="logging", logged=True)
-    found = {folder.name for folder in (tmp_path / "trial" / "runs").iterdir()}
+    found = {folder.name for folder in (desk.folder / "runs").iterdir()}
     assert found == {f"{form.name}-{seed}" for form in forms for seed in SEEDS}
-    metrics = read_metrics(tmp_path / "trial" / "runs" / "plain-8")
+    metrics = read_metrics(desk.folder / "runs" / "plain-8")
     np.testing.assert_allclose(
         metrics["accuracy/true"], traces["plain"].rates[:, 1, :21].mean(1), rtol=1e-5
     )
