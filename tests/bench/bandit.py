@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import torch
 from sim.bandit import PAPER_WORLD, BanditConfig
 from sim.trace import simulate
 from sim.training import PAPER_BUDGET, Budget, Setting
+from tests.bench.memory import peak_megabytes
 from tests.bench.table import Row, fastest
 
 PAPER_SECONDS, PAPER_MEGABYTES = 10, 1000
@@ -35,10 +35,7 @@ def paper_run() -> None:
     start, busy = time.perf_counter(), time.process_time()
     simulate(PAPER_WORLD, PAPER_BUDGET, [CVPO], [0])
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bytes_each = 1 if sys.platform == "darwin" else 1024
-    megabytes = peak * bytes_each / 1e6
-    print(json.dumps({"seconds": seconds, "busy": busy, "megabytes": megabytes}))
+    print(json.dumps({"seconds": seconds, "busy": busy, "megabytes": peak_megabytes()}))
 
 
 def show_paper_run() -> None:

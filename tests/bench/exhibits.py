@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from analysis.sources import open_source, open_sources
 from analysis.weight_cells import read_cells
 from cvpo import RunLog
 from paper_figures import EXHIBITS
+from tests.bench.memory import peak_megabytes
 from tests.bench.table import Row, fastest
 from tests.logs import PAPER, PAPER_STEPS, write_log
 
@@ -80,9 +80,8 @@ def make_all(runs: Sequence[str]) -> None:
             except AnalysisError:
                 continue
             made += 1
-    bytes_each = 1 if sys.platform == "darwin" else 1024
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_each / 1e6
-    print(json.dumps({"made": made, "busy": time.process_time(), "megabytes": megabytes}))
+    found = {"made": made, "busy": time.process_time(), "megabytes": peak_megabytes()}
+    print(json.dumps(found))
 
 
 def _reading_rows(whole: Path, folder: Path) -> list[Row]:
