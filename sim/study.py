@@ -50,6 +50,9 @@ class Settings(BaseModel):
     """The study's run log goes to the folder of its name in here."""
     overwrite: bool = False
     """Replace the log of an earlier run of the same study."""
+    trajectories: bool = False
+    """Whether run logs of simulated trainings, where a study leaves some, have a row for each
+    response at every reading."""
     jobs: int = -1
     """Processes at once; -1: one for each core."""
     backend: Literal["loky", "sequential", "dask", "ray"] = "loky"

@@ -132,9 +132,10 @@ def compare(
         raise ValueError(f"settings must have distinct names, got {names}")
     seeds = desk.settings.seeds if seeds is None else seeds
     folder = desk.folder / "runs" if logged else None
+    rows = desk.settings.trajectories
     batches = list(_batches(settings, runs=max(1, _ROWS // (world.prompts * len(seeds)))))
     traces = desk.map(
-        _simulate, [(world, budget, batch, seeds, folder) for batch in batches], desc=desc
+        _simulate, [(world, budget, batch, seeds, folder, rows) for batch in batches], desc=desc
     )
     found = {}
     for batch, trace in zip(batches, traces, strict=True):
@@ -154,8 +155,9 @@ def _simulate(
     settings: Sequence[Setting],
     seeds: Sequence[int],
     folder: Path | None,
+    rows: bool,
 ) -> Trace:
-    watch = None if folder is None else Recorder(folder, world, budget)
+    watch = None if folder is None else Recorder(folder, world, budget, trajectories=rows)
     return simulate(world, budget, settings, seeds, watch=watch)
 
 

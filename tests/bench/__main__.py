@@ -23,14 +23,9 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="leave the training run out")
     parser.add_argument("--no-bandit", action="store_true", help="leave the simulator out")
     parser.add_argument("--no-exhibits", action="store_true", help="leave the exhibits out")
-    parser.add_argument(
-        "--studies", action="store_true", help="time `python -m sim all` instead (minutes)"
-    )
+    parser.add_argument("--no-studies", action="store_true", help="leave `sim all` out (minutes)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.studies:
-        bandit.show_studies()
-        return
     print(
         f"torch {torch.__version__} on {platform.machine()}, {arguments.threads} thread(s) on "
         f"{os.cpu_count()} cores, float32; fastest of {arguments.repeats} turns (loops: a fifth)",
@@ -51,6 +46,9 @@ def main() -> None:
     if not arguments.no_exhibits:
         print()
         show(exhibits.show_exhibits())
+    if not arguments.no_studies:
+        print()
+        bandit.show_studies()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def show_studies() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"jobs={STUDIES_CORES}", f"seeds={seeds}", f"output={folder}"]
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "sim", "all", *settings], check=True)
+        command = [sys.executable, "-m", "sim", "all", *settings]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         minutes = (time.perf_counter() - start) / 60
     verdict = "passes" if minutes <= STUDIES_MINUTES else "MISSES"
     print(

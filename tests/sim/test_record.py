@@ -321,6 +321,16 @@ def test_compare_logs_every_run_below_the_studys_folder(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_trajectories_are_logged_where_they_are_asked_for(tmp_path: Path, rows: bool) -> None:
+    settings = Settings(
+        seeds=(0,), output=tmp_path, jobs=1, backend="sequential", trajectories=rows
+    )
+    desk = Desk("trial", settings)
+    compare(desk, WORLD, BUDGET, [Setting("plain", "vapo")], desc="logging", logged=True)
+    assert (desk.folder / "runs" / "plain-0" / "trajectories").exists() == rows
+
+
 @pytest.mark.slow
 def test_the_analysis_reads_simulated_runs(recorded: Recorded, tmp_path: Path) -> None:
     folder, _, _ = recorded
