@@ -35,6 +35,8 @@ from tests.logs import (
 )
 from tests.study_logs import SMALL_STUDIES, run_small
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("metrics", "trajectories", "prompts", "evals", "tokens", "calibration", "scores/judge")
 REAL = Path(__file__).parents[3] / "shared" / "data" / "runs"
 
@@ -127,14 +129,12 @@ def test_every_exhibit_of_trainings_is_made_from_whole_logs(whole) -> None:
 # ---------------------------------------------------------------------------------- what is gone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_a_run_without_a_part_is_left_out_by_name(copy, whole, part) -> None:
     lose(copy / "cvpo-1", part)
     show_damaged(copy, whole, "cvpo-1", "cvpo (seed 2)", "its cost is not logged")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_no_run_has_is_named(copy, whole, part) -> None:
     for run in copy.iterdir():
@@ -146,14 +146,12 @@ def test_a_part_that_no_run_has_is_named(copy, whole, part) -> None:
     assert len(lost) <= (6 if part == "evals" else 3)
 
 
-@pytest.mark.slow
 def test_metrics_without_a_number_are_a_gap(copy, whole) -> None:
     for run in copy.iterdir():
         silence(run)
     show_damaged(copy, whole, "NaN", "null", "timed", "cost")
 
 
-@pytest.mark.slow
 def test_a_run_that_has_logged_nothing_yet_is_left_out(copy, whole) -> None:
     for part in PARTS:
         lose(copy / "cvpo-1", part)
@@ -170,7 +168,6 @@ def test_an_empty_folder_is_refused_by_name(copy, tmp_path) -> None:
 # ----------------------------------------------------------------------------------- what is torn
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS[1:])
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "newest"])
 def test_a_truncated_file_is_named_by_all_that_read_it(copy, whole, part, which) -> None:
@@ -189,7 +186,6 @@ def test_a_torn_last_line_is_passed_over(copy, whole) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_line_torn_in_the_middle_is_named(copy) -> None:
     file = copy / "cvpo-1" / "metrics.jsonl"
     lines = file.read_text().splitlines()
@@ -198,7 +194,6 @@ def test_a_line_torn_in_the_middle_is_named(copy) -> None:
     assert all(f"{file}, line 4" in str(error) for error in found.values())
 
 
-@pytest.mark.slow
 def test_a_log_that_is_being_written_counts_as_far_as_it_is(copy, whole) -> None:
     interrupt(copy / "cvpo-1")
     show_damaged(copy, whole, "cvpo-1")
@@ -207,7 +202,6 @@ def test_a_log_that_is_being_written_counts_as_far_as_it_is(copy, whole) -> None
 # ----------------------------------------------------------------------------------- what differs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS[1:])
 def test_a_newer_schema_version_is_refused_by_name(copy, whole, part) -> None:
     file = files_of(copy / "cvpo-1", part)[0]
@@ -222,7 +216,6 @@ def test_a_run_of_another_schema_version_is_refused_by_name(copy) -> None:
     assert all(f"{file} has schema version 2" in str(error) for error in found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "problems", [{"easy": 5}, {"easy": 2, "hard": 3, "other": 4}, {"other": 4}]
 )
@@ -235,14 +228,12 @@ def test_other_benchmarks_in_one_run_are_told(copy, whole, problems) -> None:
     show_damaged(copy, whole, *problems, "No benchmark is common")
 
 
-@pytest.mark.slow
 def test_one_seed_is_told(copy, whole) -> None:
     for run in ("vapo-2", "cvpo-2"):
         shutil.rmtree(copy / run)
     show_damaged(copy, whole, "one seed", "one run", "problems only", "seed 1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", ["vapo-1", "cvpo-1", "grpo-1"])
 def test_one_run_alone_is_no_surprise(copy, run) -> None:
     found = show([copy / run])
@@ -260,7 +251,6 @@ def study(request, tmp_path_factory) -> Path:
     return run_small(request.param, tmp_path_factory.mktemp("studies"))
 
 
-@pytest.mark.slow
 def test_a_study_s_missing_torn_or_empty_table_is_named(study, tmp_path) -> None:
     whole = show([study])
     assert sum(isinstance(exhibit, Exhibit) for exhibit in whole.values()) == 3
@@ -277,7 +267,6 @@ def test_a_study_s_missing_torn_or_empty_table_is_named(study, tmp_path) -> None
             shutil.rmtree(copy)
 
 
-@pytest.mark.slow
 def test_two_logs_of_a_study_are_refused_by_path(study, tmp_path) -> None:
     copy = Path(shutil.copytree(study, tmp_path / "again"))
     told = [error for error in show([study, copy]).values() if isinstance(error, str)]
@@ -294,7 +283,6 @@ def test_logs_of_other_trainers_give_an_exhibit_or_one_error() -> None:
             assert isinstance(exhibit, Exhibit) or exhibit
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the real logs in shared/data/runs")
 def test_logs_of_other_trainers_beside_ours_change_no_number(trainings, whole) -> None:
     theirs = [path for path in sorted(REAL.iterdir()) if _opens(path)]
@@ -348,7 +336,6 @@ def known(tmp_path_factory) -> dict[str, Exhibit]:
     return {name: made for name, made in show(paths).items() if isinstance(made, Exhibit)}
 
 
-@pytest.mark.slow
 def test_the_exhibits_find_what_is_true_of_the_logs(known) -> None:
     frame = known["figure2_accuracy"].table
     end = frame[(frame["step"] == 24) & (frame["benchmark"] == "mean")].set_index("label")
@@ -381,7 +368,6 @@ def test_the_exhibits_find_what_is_true_of_the_logs(known) -> None:
     assert frame["token_id"].tolist() == sorted(frame["token_id"])
 
 
-@pytest.mark.slow
 def test_the_weights_of_each_phase_are_the_method_s(known) -> None:
     frame = known["weight_flow"].table
     frame = frame[(frame["label"] == "cvpo") & (frame["outcome"] == "both")]

@@ -8,6 +8,8 @@ from analysis.exhibit import save
 from analysis.sources import open_source
 from tests.study_logs import SMALL_STUDIES, run_small
 
+pytestmark = pytest.mark.slow
+
 SHOWN = {
     "bound": ("bound_tightness", {"panel": {"links", "chain"}}),
     "tracker": (
@@ -22,13 +24,9 @@ SHOWN = {
     "weights": ("arms", {"arm": {"none", "constant", "matched", "shuffled", "flipped"}}),
     "curriculum": ("curriculum_samplers", {"budget": {"equal steps", "equal rollouts"}}),
 }
-SLOW = ("weights", "curriculum")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SMALL_STUDIES],
-)
+@pytest.mark.parametrize("name", SMALL_STUDIES)
 def test_an_exhibit_finds_its_rows_in_the_study_s_own_log(tmp_path, name):
     log = open_source(run_small(name, tmp_path))
     script, expected = SHOWN[name]
