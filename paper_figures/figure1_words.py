@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
-from wordcloud import WordCloud  # type: ignore[import-untyped]
+from wordcloud import WordCloud
 
 from analysis import AnalysisError
 from analysis.exhibit import COLUMN, Exhibit, style

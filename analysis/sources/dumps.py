@@ -77,7 +77,7 @@ def problems_part(trajectories: Part, load: Load, files: Sequence[Path]) -> Part
 
     def scan(
         chosen: Sequence[str] | None,
-        steps: Collection[int] | None,  # noqa: ARG001
+        steps: Collection[int] | None,  # noqa: ARG001  (a scan takes it)
     ) -> Iterator[pd.DataFrame]:
         seen: set[str] = set()
         first = []

@@ -143,10 +143,10 @@ def _scan_numbered(
 
 def _scan_problems(
     path: Path,
-    part: str,  # noqa: ARG001
-    files: Sequence[Path],  # noqa: ARG001
+    part: str,  # noqa: ARG001  (a scan takes it)
+    files: Sequence[Path],  # noqa: ARG001  (a scan takes it)
     columns: list[str],
-    steps: Collection[int] | None,  # noqa: ARG001
+    steps: Collection[int] | None,  # noqa: ARG001  (a scan takes it)
 ) -> Iterator[pd.DataFrame]:
     yield runlog.read_problems(path, columns)
 
@@ -154,7 +154,7 @@ def _scan_problems(
 def _scan_table(
     path: Path,
     part: str,
-    files: Sequence[Path],  # noqa: ARG001
+    files: Sequence[Path],  # noqa: ARG001  (a scan takes it)
     columns: list[str],
     steps: Collection[int] | None,
 ) -> Iterator[pd.DataFrame]:

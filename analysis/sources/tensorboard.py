@@ -44,10 +44,10 @@ def open_events(path: Path) -> Source:
 
 def _scalars(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, float]]]:
     try:
-        from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
+        from tensorboard.backend.event_processing.event_file_loader import (
             LegacyEventFileLoader,
         )
-        from tensorboard.util import tensor_util  # type: ignore[import-untyped]
+        from tensorboard.util import tensor_util
     except ImportError as error:
         raise AnalysisError(f"{file} needs TensorBoard: pip install tensorboard") from error
     whole, torn = _records(file)

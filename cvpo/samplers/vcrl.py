@@ -161,7 +161,7 @@ class VCRL(Drawing):
         self.missing = int((~kept).sum())
         return kept
 
-    def _learn(self, feedback: Feedback) -> None:  # noqa: ARG002
+    def _learn(self, feedback: Feedback) -> None:  # noqa: ARG002  (a step is over)
         """Ends the step. What its groups said, ``keep`` has taken in."""
         self.steps += 1
         self.handed.zero_()
