@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from analysis import AnalysisError, compare, export, ls, report, summary
+from analysis import AnalysisError, compare, export, ls, report, summary, thin
 from cvpo.runlog import RunLogError
 
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare.add_command(commands)
     export.add_command(commands)
     report.add_command(commands)
+    thin.add_command(commands)
     arguments = parser.parse_args(argv)
     try:
         arguments.act(arguments)
