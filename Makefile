@@ -3,7 +3,7 @@
 
 CVPO_VENV ?= .venv
 PYTHON ?= python3
-RUNS ?= runs/demo/vapo-1 runs/demo/cvpo-1
+RUNS ?=
 
 PY := $(CVPO_VENV)/bin/python
 CORE := $(CVPO_VENV)-core
@@ -14,7 +14,7 @@ CORE_TESTS := $(addprefix tests/cvpo/test_,advantage.py bound.py curriculum.py e
 	light.py loss.py metrics.py samplers.py stochasticity.py trackers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-core bench figures lint format clean
+.PHONY: help install demo test test-fast test-core bench figures runs lint format clean
 
 help:  ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -62,8 +62,17 @@ $(CORE)/.installed: pyproject.toml constraints.txt
 bench: install  ## Speed, as ratios measured side by side
 	$(PY) -m tests.bench
 
-figures: install  ## Figures from run logs: make figures RUNS="runs/a runs/b"
-	$(PY) -m paper_figures --runs $(RUNS)
+figures: install  ## Every table and figure, from the kept runs or RUNS="runs/a runs/b"
+	$(PY) -m paper_figures $(if $(RUNS),--runs $(RUNS))
+
+runs: install  ## The kept runs again: trained, simulated, thinned, packed (two hours, resumable)
+	$(PY) -m train sweep --at-once 2
+	$(PY) -m train score --critic runs/exhibits/vapo-1/checkpoints/step-00000100 --name vapo-1 \
+		--every 2 $$(printf -- '--run %s ' runs/exhibits/*)
+	$(PY) -m sim all overwrite=true
+	rm -rf runs/kept
+	$(PY) -m analysis thin --every 2 runs/exhibits/* runs/sim/* -o runs/kept
+	$(PY) -m paper_figures.kept runs/kept/*
 
 lint: install  ## Format, lint and types
 	$(PY) -m ruff format --check .

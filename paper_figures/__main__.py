@@ -1,4 +1,4 @@
-"""Makes the exhibits: `python -m paper_figures [NAME ...] --runs RUN ... [-o FOLDER]`."""
+"""Makes the exhibits: `python -m paper_figures [NAME ...] [--runs RUN ...] [-o FOLDER]`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from analysis.exhibit import save
 from analysis.sources import open_sources
 from cvpo.runlog import RunLogError
 from paper_figures import EXHIBITS
+from paper_figures.kept import kept_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,14 +24,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m paper_figures", description="Tables and figures, from run logs alone."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXHIBITS)}")
-    parser.add_argument("--runs", nargs="+", type=Path, required=True, metavar="RUN")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="logs' folders or files; default: the kept set (paper_figures/runs.tar.xz)",
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("paper_figures/out"))
     options = parser.parse_args(arguments)
     try:
         unknown = [name for name in options.names if name not in EXHIBITS]
         if unknown:
             raise AnalysisError(f"no exhibit {unknown[0]!r}; there are {', '.join(EXHIBITS)}")
-        sources = open_sources(options.runs)
+        sources = open_sources(options.runs or kept_runs())
         for name in options.names or EXHIBITS:
             try:
                 exhibit = EXHIBITS[name](sources)

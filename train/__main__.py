@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scoring.add_argument(
         "--run", type=Path, required=True, action="append", help="run folder; may be repeated"
     )
+    scoring.add_argument(
+        "--every", type=int, default=1, metavar="STEPS", help="score steps so far apart; default: 1"
+    )
     sweep = commands.add_parser(
         "sweep",
         help="train many runs, a few at a time (passes over those that are done)",
@@ -148,8 +151,12 @@ def _eval(config: Config, options: argparse.Namespace) -> int:
 def _score(config: Config, options: argparse.Namespace) -> int:
     from train.score import score
 
+    if options.every < 1:
+        raise ConfigError(f"--every must be at least 1, got {options.every}")
     for run in options.run:
-        count = score(config, run=run, critic=options.critic, name=options.name)
+        count = score(
+            config, run=run, critic=options.critic, name=options.name, every=options.every
+        )
         print(f"{run}: {count} trajectories scored as {options.name}")
     return 0
 

@@ -24,8 +24,8 @@ from train.rollout.batch import Batch, ungraded
 from train.run import require_room, require_warm_start
 
 
-def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
-    """Writes `scores/<name>/<step>.parquet` for every logged step of a run; done steps are kept.
+def score(config: Config, *, run: Path, critic: Path, name: str, every: int = 1) -> int:
+    """Writes `scores/<name>/<step>.parquet` for logged steps of a run; done steps are kept.
 
     Args:
         config: Tokenizer (`model.path`), micro-batch size and device. The template is the run's.
@@ -33,6 +33,7 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
             (`log.text_share` above 0); rows without are left out.
         critic: A checkpoint folder, or the `critic` folder in it.
         name: Of the critic, in the log.
+        every: The logged steps that are multiples of it are scored, and the last.
 
     Returns:
         Trajectories scored.
@@ -65,7 +66,9 @@ def score(config: Config, *, run: Path, critic: Path, name: str) -> int:
         except RunLogError:
             done = set()
         scored = 0
-        steps = [step for step in list_steps(run, "trajectories") if step not in done]
+        logged = list_steps(run, "trajectories")
+        wanted = {step for step in logged if step % every == 0} | {logged[-1]}
+        steps = sorted(wanted - done)
         for step in tqdm(steps, desc=f"scoring {run.name}", unit="step"):
             batch = _logged(run, step, prompts, tokenizer)
             read = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)

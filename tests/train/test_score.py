@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cvpo import read_problems, read_scores, read_trajectories
-from cvpo.runlog import RunLogError
+from cvpo.runlog import RunLogError, list_steps
 from train.__main__ import main
 from train.addition import VOCABULARY
 from train.config import Config, ConfigError
@@ -51,6 +51,17 @@ def test_scores_are_the_critic_s_values_of_the_logged_responses(
         assert found.value_mean == pytest.approx(values.mean().item(), abs=1e-5)
         assert found.sigma == pytest.approx(values.std(correction=0).item(), abs=1e-5)
     assert scores["sigma"].gt(0).any()
+
+
+def test_steps_so_far_apart_are_scored_and_the_last(
+    judged: tuple[Config, Path], tiny_config: MakeConfig
+) -> None:
+    config, critic = judged
+    train(tiny_config("method=grpo", "steps=5", f"run_dir={config.folder}"))
+    score(config, run=config.folder, critic=critic, name="judge", every=2)
+    assert list_steps(config.folder, "scores/judge") == [2, 4, 5]
+    score(config, run=config.folder, critic=critic, name="judge")
+    assert list_steps(config.folder, "scores/judge") == [1, 2, 3, 4, 5]
 
 
 def test_scoring_again_scores_what_is_new(
