@@ -91,6 +91,27 @@ def groups(sources: Sequence[Source]) -> dict[str, list[Source]]:
     return split
 
 
+def of_methods(sources: Sequence[Source]) -> tuple[list[Source], str]:
+    """Without the trainings of a control arm or another setting, where methods can be compared.
+
+    A dozen curves in one panel cannot be told apart, and those have exhibits of their own.
+
+    Returns:
+        The sources to show, all of them unless at least two methods are there as they are; and a
+        sentence on what is left out, empty if nothing is.
+    """
+    labels = {id(source): label(source) for source in trainings(sources)}
+    alone = {name for name in labels.values() if name == _method(name)}
+    others = sorted(set(labels.values()) - alone)
+    if len(alone) < 2 or not others:
+        return list(sources), ""
+    shown = [s for s in sources if labels.get(id(s)) not in others]
+    return shown, (
+        f"Left out here are {', '.join(others)}: table 1, the coefficients (figure 4) and the "
+        "control arms have them."
+    )
+
+
 def coefficient(name: str) -> float:
     """The c of a label: alpha_P = alpha_N, where the method uses W_S."""
     found = re.search(r" c=([0-9.]+)", name)

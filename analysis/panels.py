@@ -38,14 +38,23 @@ def benchmark_panels(benchmarks: Sequence[str]) -> tuple[Figure, dict[str, Axes]
 
 
 def legend_above(figure: Figure, panel: Axes, title: str | None = None, **options: Any) -> None:
-    """The panel's legend over the whole figure; `options` are `Figure.legend`'s."""
+    """The panel's legend over the whole figure; `options` are `Figure.legend`'s.
+
+    It has as many columns as the labels leave room for, four at most.
+    """
     handles, labels = panel.get_legend_handles_labels()
-    columns = min(len(labels), 2 if max(map(len, labels), default=0) > 18 else 3)
+    longest = max(map(len, labels), default=0)
+    room = int(figure.get_figwidth() / (0.45 + 0.052 * longest))  # inches: handle, letters of 7 pt
     figure.legend(
         handles,
         labels,
-        loc="outside upper center",
         title=title,
         title_fontsize=6.5,
-        **{"ncols": columns, "columnspacing": 1.0, "handlelength": 2.4} | options,
+        **{
+            "loc": "outside upper center",
+            "ncols": max(1, min(len(labels), 4, room)),
+            "columnspacing": 1.0,
+            "handlelength": 2.4,
+        }
+        | options,
     )

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from analysis import AnalysisError
 from analysis.curves import COSTS, Collected, collect
 from analysis.exhibit import PAGE, Exhibit, style
-from analysis.labels import color, dash, marker
+from analysis.labels import color, dash, marker, of_methods
 from analysis.panels import BAND, legend_above
-from analysis.selection import describe
+from analysis.selection import describe, paragraph
 from analysis.sources import Source
 from analysis.statistics import (
     SHARE,
@@ -36,7 +36,8 @@ _COLUMNS = ["kind", "axis", "label", "seeds", "cost", "accuracy", "low", "high"]
 
 def make(sources: Sequence[Source]) -> Exhibit:
     """Learning curves over both costs, and the accuracy that all reach at an equal cost."""
-    collected = collect(sources)
+    shown, left_out = of_methods(sources)
+    collected = collect(shown)
     if not collected.shared:
         raise AnalysisError(f"there is no mean over benchmarks to show: {collected.notes[-1]}")
     budgets = {axis: _budget(collected, axis) for axis in COSTS}
@@ -51,9 +52,9 @@ def make(sources: Sequence[Source]) -> Exhibit:
         for axis, panel in zip(COSTS, panels, strict=True):
             _draw(panel, axis, curves[curves["axis"] == axis], budgets[axis])
         panels[0].set_ylabel(f"accuracy, mean of {len(collected.shared)} benchmarks (%)")
-        legend_above(figure, panels[0], ncols=4)
+        legend_above(figure, panels[0])
     table = pd.concat([curves, _at_budget(collected, budgets)], ignore_index=True)
-    return Exhibit(_caption(collected, curves, budgets), table, figure)
+    return Exhibit(paragraph(_caption(collected, curves, budgets), left_out), table, figure)
 
 
 def _budget(collected: Collected, axis: str) -> float:

@@ -19,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import AnalysisError
 from analysis.exhibit import COLUMN, Exhibit, style
-from analysis.labels import color, dash, marker
+from analysis.labels import color, dash, marker, of_methods
+from analysis.panels import legend_above
 from analysis.selection import about_seeds, describe, holding, over_seeds, paragraph
 from analysis.sources import Source
 
@@ -40,8 +41,9 @@ def make(sources: Sequence[Source]) -> Exhibit:
     Raises:
         AnalysisError: no run logged a correlation of sigma.
     """
+    chosen, left_out = of_methods(sources)
     selection = holding(
-        sources, "metrics", ["sigma/corr_entropy"], remedy="train a method that has a critic"
+        chosen, "metrics", ["sigma/corr_entropy"], remedy="train a method that has a critic"
     )
     read = {
         label: {run.name: _correlations(run) for run in runs}
@@ -77,7 +79,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
     )
     with style():
         figure = _draw(table)
-    return Exhibit(caption, table, figure)
+    return Exhibit(paragraph(caption, left_out), table, figure)
 
 
 def _correlations(run: Source) -> pd.DataFrame:
@@ -214,8 +216,7 @@ def _draw(table: pd.DataFrame) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.supylabel("correlation of sigma", fontsize=7)
     axes[-1].set_xlabel("training step")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, handlelength=2.6)
+    legend_above(figure, axes[0])
     return figure
 
 

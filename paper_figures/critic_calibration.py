@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibit import COLUMN, Exhibit, style
-from analysis.labels import color, dash, marker
+from analysis.labels import color, dash, marker, of_methods
+from analysis.panels import legend_above
 from analysis.selection import (
     about_seeds,
     at_the_end,
@@ -42,9 +43,10 @@ def make(sources: Sequence[Source]) -> Exhibit:
     Raises:
         AnalysisError: no run logged calibration.
     """
+    chosen, left_out = of_methods(sources)
     selection = at_the_end(
         holding(
-            sources,
+            chosen,
             "calibration",
             remedy="train a method that has a critic with log.tokens_every above 0",
         )
@@ -78,7 +80,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
     )
     with style():
         figure = _draw(table, list(read))
-    return Exhibit(caption, table, figure)
+    return Exhibit(paragraph(caption, left_out), table, figure)
 
 
 Ends = Mapping[str, pd.DataFrame]
@@ -193,9 +195,7 @@ def _draw(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
             ax.tick_params(labelleft=False)
     bottom = figure.add_subplot(grid[1, :])
     _draw_errors(bottom, table[(table["what"] == "error") & table["position"].notna()], labels)
-    figure.legend(
-        *bottom.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=2.6
-    )
+    legend_above(figure, bottom, loc="outside lower center")
     return figure
 
 

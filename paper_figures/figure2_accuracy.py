@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 
 from analysis.curves import Collected, collect
 from analysis.exhibit import Exhibit, style
-from analysis.labels import color, dash, marker
+from analysis.labels import color, dash, marker, of_methods
 from analysis.panels import BAND, benchmark_panels, legend_above
-from analysis.selection import describe
+from analysis.selection import describe, paragraph
 from analysis.sources import Source
 from analysis.statistics import MEAN, curve, over_text, sizes_text
 
@@ -21,7 +21,8 @@ _MARKED = 12  # points of a curve that still get a marker each
 
 def make(sources: Sequence[Source]) -> Exhibit:
     """Mean over the seeds of each label, with its interval."""
-    collected = collect(sources)
+    shown, left_out = of_methods(sources)
+    collected = collect(shown)
     curves = _curves(collected)
     with style():
         figure, panels = benchmark_panels(collected.shared or _all_benchmarks(collected))
@@ -31,7 +32,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
         figure.supxlabel("training step", fontsize=7)
         figure.supylabel("accuracy, avg@k (%)", fontsize=7)
         legend_above(figure, next(iter(panels.values())))
-    return Exhibit(_caption(collected), curves, figure)
+    return Exhibit(paragraph(_caption(collected), left_out), curves, figure)
 
 
 def _curves(collected: Collected) -> pd.DataFrame:

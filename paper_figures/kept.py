@@ -55,7 +55,9 @@ def _unpack(archive: Path, folder: Path, digest: str) -> None:
             packed.extractall(aside, filter="data")
     except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise AnalysisError(f"{archive}: cannot be unpacked ({error}); check it out again") from error
+        raise AnalysisError(
+            f"{archive}: cannot be unpacked ({error}); check it out again"
+        ) from error
     (aside / _MARK).write_text(digest)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from analysis import AnalysisError
 from analysis.curves import Collected, Curves, benchmark_of, collect
 from analysis.exhibit import Exhibit, style
-from analysis.labels import color, dash, marker
+from analysis.labels import color, dash, marker, of_methods
 from analysis.panels import BAND, benchmark_panels, legend_above
-from analysis.selection import describe
+from analysis.selection import describe, paragraph
 from analysis.sources import Source
 from analysis.statistics import MEAN, SHARE, ends, over_text, sizes_text
 from cvpo.metrics import crossed_t_interval, pass_at_k
@@ -22,7 +22,8 @@ from cvpo.metrics import crossed_t_interval, pass_at_k
 
 def make(sources: Sequence[Source]) -> Exhibit:
     """1 - C(n-c, k) / C(n, k) of each run and problem, for k up to the fewest samples."""
-    collected = collect(sources)
+    shown, left_out = of_methods(sources)
+    collected = collect(shown)
     whole = {label: mine for label, mine in collected.curves.items() if _is_whole(mine)}
     if not whole:
         raise AnalysisError("every run grades with partial credit, for which pass@k is not defined")
@@ -38,7 +39,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
         figure.supxlabel("k, samples that one may submit", fontsize=7)
         figure.supylabel("pass@k (%)", fontsize=7)
         legend_above(figure, next(iter(panels.values())))
-    return Exhibit(_caption(collected, whole), table, figure)
+    return Exhibit(paragraph(_caption(collected, whole), left_out), table, figure)
 
 
 def _counts(mine: Curves) -> np.ndarray:

@@ -2,10 +2,22 @@
 
 import itertools
 
+import matplotlib.pyplot as plt
 import pytest
 
 from analysis import METHOD_COLORS, AnalysisError
-from analysis.labels import coefficient, color, dash, groups, label, marker, trainings
+from analysis.exhibit import style
+from analysis.labels import (
+    coefficient,
+    color,
+    dash,
+    groups,
+    label,
+    marker,
+    of_methods,
+    trainings,
+)
+from analysis.panels import legend_above
 from analysis.sources import open_source, open_sources
 from cvpo import METHODS, RunLog
 from tests.training_logs import config_of, write_run
@@ -129,3 +141,30 @@ def test_a_method_keeps_its_colour_and_c_makes_it_lighter_or_darker():
     assert shades == sorted(shades, reverse=True)
     assert len(set(shades)) == len(shades)
     assert (coefficient("cvpo"), coefficient("cvpo c=.1")) == (0.3, 0.1)
+
+
+def test_arms_and_settings_are_left_out_where_methods_can_be_compared(tmp_path):
+    def run(name, method, **settings):
+        return source(tmp_path / name, method, config=config_of(method, **settings))
+
+    vapo, cvpo = run("a", "vapo"), run("b", "cvpo")
+    small, arm = run("c", "cvpo", alpha_p=0.1, alpha_n=0.1), run("d", "cvpo", arm="flipped")
+    shown, why = of_methods([vapo, small, cvpo, arm])
+    assert shown == [vapo, cvpo]
+    assert "cvpo (flipped), cvpo c=.1" in why
+    # With one method alone its settings are what there is to see.
+    assert of_methods([small, cvpo, arm]) == ([small, cvpo, arm], "")
+    assert of_methods([vapo, cvpo]) == ([vapo, cvpo], "")
+
+
+def test_a_legend_has_as_many_columns_as_fit():
+    figure, panel = plt.subplots(figsize=(3.4, 2), layout="constrained")
+    for name in ("cvpo-stochasticity (shuffled) (3 seeds)", "vapo", "cvpo"):
+        panel.plot([0, 1], label=name)
+    with style():
+        legend_above(figure, panel)
+        figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    plt.close(figure)
