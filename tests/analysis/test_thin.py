@@ -26,7 +26,7 @@ def rows(count=3):
     }
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(tmp_path):
     config = {"steps": 25, "model": {"path": "/home/someone/models/small"}, "run_dir": "runs/a"}
     log = RunLog.create(

@@ -14,7 +14,7 @@ from tests.training_logs import write_run
 VERDICTS = {0: {"easy": [[0, 1]]}, 10: {"easy": [[1, 1]]}}
 
 
-@pytest.fixture()
+@pytest.fixture
 def runs(tmp_path):
     return [write_run(tmp_path / "logs" / name, VERDICTS) for name in ("a", "b")]
 
