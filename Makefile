@@ -68,7 +68,7 @@ figures: install  ## Every table and figure, from the kept runs or RUNS="runs/a 
 runs: install  ## The kept runs again: trained, simulated, thinned, packed (two hours, resumable)
 	$(PY) -m train sweep --at-once 2
 	$(PY) -m train score --critic runs/exhibits/vapo-1/checkpoints/step-00000100 --name vapo-1 \
-		--every 2 $$(printf -- '--run %s ' runs/exhibits/*)
+		--every 2 --first 82 $$(printf -- '--run %s ' runs/exhibits/*)
 	$(PY) -m sim all overwrite=true
 	rm -rf runs/kept
 	$(PY) -m analysis thin --every 2 runs/exhibits/* runs/sim/* -o runs/kept

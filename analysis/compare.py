@@ -112,14 +112,18 @@ def _pair(a: Curves, b: Curves) -> tuple[tuple[Curves, Curves] | None, list[str]
 def _paired_runs(a: Curves, b: Curves) -> tuple[tuple[list[int], list[int]], list[str]]:
     """Which runs of each are compared: those of common seeds, else the first of both."""
     common = [seed for seed in a.seeds if seed in b.seeds]
+    pairs = len(common) or min(len(a.runs), len(b.runs))
+    alone = "; of one pair of runs, an interval is over problems only" if pairs == 1 else ""
     if not common:
-        first = list(range(min(len(a.runs), len(b.runs))))
-        why = "have no seed in common: paired by problem alone, the runs in order of seed."
+        first = list(range(pairs))
+        first_ones = "the first run" if pairs == 1 else f"the first {pairs} runs"
+        who = f"{first_ones} of each" if len(a.runs) != len(b.runs) else "the runs"
+        why = f"have no seed in common: paired by problem alone, {who} in order of seed{alone}."
         return (first, first), [why]
     rows = [a.seeds.index(seed) for seed in common], [b.seeds.index(seed) for seed in common]
     if len(common) == len(a.runs) == len(b.runs):
         return rows, []
-    return rows, [f"are compared on the seeds of both: {', '.join(map(str, common))}."]
+    return rows, [f"are compared on the seeds of both: {', '.join(map(str, common))}{alone}."]
 
 
 def _samples(mine: Curves) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
 from analysis import AnalysisError
-from analysis.evaluations import cost, read_evaluations
+from analysis.evaluations import Evaluations, cost, read_evaluations
 from analysis.selection import holding
 from analysis.sources import Source, ranges
 from cvpo.metrics import crossed_t_interval, holm, p_value
@@ -143,12 +143,15 @@ def _gather(label: str, runs: Sequence[Source]) -> tuple[Curves, list[str]]:
         names = ", ".join(run.name for run in kept)
         raise AnalysisError(f"the runs of {label} ({names}) share no evaluated step: give one")
     found = [run.at(steps) for run in found]
+    if all(read_evaluations(run).steps[-1] > steps[-1] for run in kept):
+        notes.append(f"{label} ends at step {steps[-1]}, the last that all of its runs evaluated.")
     last = [run.problems[run.samples[-1] > 0] for run in found]
     problems = pd.MultiIndex.from_tuples(sorted(set.intersection(*map(set, last))), names=_NAMES)
     if not len(problems):
         raise AnalysisError(f"the runs of {label} share no problem at step {steps[-1]}: give one")
     if any(len(mine) > len(problems) for mine in last):
         notes.append(f"{label}: its runs evaluated different problems, the common ones count.")
+    notes += _not_at_the_end(label, found, last)
     found = [run.on(problems) for run in found]
     complete = np.all([(run.samples > 0).all(axis=1) for run in found], axis=0)
     if not complete.all():
@@ -167,6 +170,24 @@ def _gather(label: str, runs: Sequence[Source]) -> tuple[Curves, list[str]]:
         cost={name: np.stack([frame[name].to_numpy() for frame in spent]) for name in COSTS},
     )
     return gathered, notes
+
+
+def _not_at_the_end(
+    label: str, found: Sequence[Evaluations], last: Sequence[pd.MultiIndex]
+) -> list[str]:
+    """What runs evaluated before, but not at the last step, which decides what is shown."""
+    lost = {
+        problem
+        for run, held in zip(found, last, strict=True)
+        for problem in run.problems.difference(held)
+    }
+    if not lost:
+        return []
+    names = ", ".join(sorted({benchmark for benchmark, _ in lost}))
+    last_step, count = found[0].steps[-1], len(lost)
+    return [
+        f"{label}: {count} problems of {names}, not evaluated at step {last_step}, are left out."
+    ]
 
 
 def _at_the_end(label: str, runs: Sequence[Source]) -> tuple[tuple[Source, ...], list[str]]:
@@ -261,9 +282,13 @@ def _starts(curves: Mapping[str, Curves], shared: Sequence[str]) -> list[str]:
     models = {_section_key(run, "model", "path") for run in runs} - {None}
     if len(models) > 1:
         notes.append(f"The runs start from different models: {', '.join(sorted(models))}.")
-    if len(runs) < 2 or not shared:
+    if len(runs) < 2:
         return notes
-    narrowed = [mine.of_benchmarks(shared) for mine in started]
+    # One problem has no spread to judge a difference by.
+    several = [name for name in shared if len(started[0].of_benchmarks([name]).problems) > 1]
+    if not several:
+        return notes
+    narrowed = [mine.of_benchmarks(several) for mine in started]
     first = np.concatenate([mine.accuracy[:, 0] for mine in narrowed])
     others = (first.sum(axis=0) - first) / (len(first) - 1)
     strata = benchmark_of(narrowed[0].problems)

@@ -20,6 +20,9 @@ from analysis.sources import Part, Source
 
 _KEYS = ["benchmark", "problem_id", "sample"]
 
+_RESERVED = ("mean", "area", "best step")
+"""Names that tables give to numbers over all benchmarks."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluations:
@@ -61,7 +64,7 @@ def read_evaluations(source: Source) -> Evaluations:
     Raises:
         AnalysisError: the log has no evaluation or a damaged one; an evaluation is empty, lacks
             verdicts of the run's headline verifier, has one outside [0, 1] or a sample twice, or
-            calls a benchmark `mean`.
+            calls a benchmark by a name of `_RESERVED`.
     """
     if "evals" not in source.contents:
         raise AnalysisError(f"{source.path} has no evals: {source.lacks('evals')}")
@@ -131,8 +134,9 @@ def _layout(keys: pd.DataFrame, where: str) -> _Layout:
             f"{where}: {row['benchmark']}, problem {row['problem_id']}, sample {row['sample']} "
             "stands there twice; remove one"
         )
-    if (keys["benchmark"] == "mean").any():
-        raise AnalysisError(f"{where}: 'mean' is the tables' own row; rename that benchmark")
+    for name in _RESERVED:
+        if (keys["benchmark"] == name).any():
+            raise AnalysisError(f"{where}: {name!r} is the tables' own row; rename that benchmark")
     by_problem = keys.groupby(["benchmark", "problem_id"])
     size = by_problem.size()
     problems = pd.MultiIndex.from_frame(size.index.to_frame())

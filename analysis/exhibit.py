@@ -6,9 +6,11 @@ an exhibit are the same bytes each time it is made from the same logs: no file c
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,21 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
+from matplotlib.ft2font import FT2Font
 
 COLUMN, PAGE = 3.4, 7.0
 """Inches: one column of a two-column page, and both."""
+
+FONT = "DejaVu Sans"
+LETTER = 0.052
+"""Inches that a letter of 7 pt takes on average."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 """Line styles that tell runs of one colour apart."""
 
 _STYLE: dict[Any, Any] = {
+    "font.family": FONT,
     "font.size": 7,
     "axes.titlesize": 7,
     "axes.linewidth": 0.6,
@@ -62,6 +71,29 @@ def style() -> Iterator[None]:
     """The figures' common look, for as long as the block lasts."""
     with plt.rc_context(_STYLE):
         yield
+
+
+def drawable(text: str) -> str:
+    """Text with whatever the figures' font lacks, or cannot be printed at all, as its code."""
+    return "".join(map(_drawable, text))
+
+
+@cache
+def _drawable(character: str) -> str:
+    if character.isprintable() and _font().get_char_index(ord(character)):
+        return character
+    return character.encode("unicode_escape", "backslashreplace").decode()
+
+
+@cache
+def _font() -> Any:
+    return FT2Font(findfont(FONT))
+
+
+def fitted(name: str, inches: float) -> str:
+    """A name of a log's own, drawable and in as many lines as a place of this width needs."""
+    width = max(8, int(inches / LETTER))
+    return "\n".join(textwrap.wrap(drawable(name), width, break_on_hyphens=False))
 
 
 def save(exhibit: Exhibit, folder: Path, name: str) -> list[Path]:

@@ -101,7 +101,7 @@ def of_methods(sources: Sequence[Source]) -> tuple[list[Source], str]:
         sentence on what is left out, empty if nothing is.
     """
     labels = {id(source): label(source) for source in trainings(sources)}
-    alone = {name for name in labels.values() if name == _method(name)}
+    alone = {labels[id(s)] for s in trainings(sources) if labels[id(s)] == s.method}
     others = sorted(set(labels.values()) - alone)
     if len(alone) < 2 or not others:
         return list(sources), ""

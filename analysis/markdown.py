@@ -7,9 +7,7 @@ import pandas as pd
 
 def markdown(table: pd.DataFrame) -> str:
     """Every column as text, in a pipe table; the columns are as wide as their longest cell."""
-    columns = [
-        [str(name), *(str(cell).replace("|", r"\|") for cell in table[name])] for name in table
-    ]
+    columns = [[_cell(name), *map(_cell, table[name])] for name in table]
     widths = [max(map(len, column)) for column in columns]
     lines = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
@@ -17,3 +15,8 @@ def markdown(table: pd.DataFrame) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _cell(entry: object) -> str:
+    """On one line, and without what would end the cell."""
+    return " ".join(str(entry).split()).replace("|", r"\|")

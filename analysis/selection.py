@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis import AnalysisError
 from analysis.labels import groups
-from analysis.sources import Source
+from analysis.sources import Source, ranges
 from cvpo.metrics import Interval, paired_t_interval
 
 Groups = dict[str, list[Source]]
@@ -48,6 +48,7 @@ def holding(
     found: Groups = {}
     trained = groups(sources)
     notes = [] if trained else ["None of the logs says which method it is a training of."]
+    without: dict[str, list[str]] = {}
     for label, runs in trained.items():
         for run in runs:
             why = _lacks(run, part, columns)
@@ -55,7 +56,9 @@ def holding(
                 found.setdefault(label, []).append(run)
                 notes += _unfinished(run)
             else:
-                notes.append(f"{run.name} is left out: {why}.")
+                without.setdefault(why, []).append(run.name)
+    for why, names in without.items():
+        notes.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left out: {why}.")
     if not found:
         raise AnalysisError(
             " ".join([f"no run has what this shows, {_name(part, columns)}: {remedy}.", *notes])
@@ -94,8 +97,16 @@ def at_the_end(selection: Selection) -> Selection:
         label: [run for run in runs if last[run.name] >= 0.9 * longest]
         for label, runs in selection.groups.items()
     }
+    silent = {
+        run.name
+        for runs in selection.groups.values()
+        for run in runs
+        if "metrics" not in run.contents
+    }
     short = [
-        f"{name} is left out: it has come to step {step} only, of {longest}."
+        f"{name} is left out: without metrics it is not known how far it has come."
+        if name in silent
+        else f"{name} is left out: it has come to step {step} only, of {longest}."
         for name, step in last.items()
         if step < 0.9 * longest
     ]
@@ -134,7 +145,9 @@ def recent(run: Source, part: str, columns: Sequence[str], count: int) -> list[p
     steps = run.metrics([])["step"].tolist() if "metrics" in run.contents else []
     wide = count
     while wide < len(steps):
-        frames = deque(_filled(run, part, columns, steps[-wide:]), maxlen=count)
+        # the part may have steps between those of the metrics
+        window = range(steps[-wide], steps[-1] + 1)
+        frames = deque(_filled(run, part, columns, window), maxlen=count)
         if len(frames) == count:
             return list(frames)
         wide *= 4
@@ -145,9 +158,44 @@ def recent(run: Source, part: str, columns: Sequence[str], count: int) -> list[p
 
 
 def _filled(
-    run: Source, part: str, columns: Sequence[str], steps: Sequence[int] | None = None
+    run: Source, part: str, columns: Sequence[str], steps: Collection[int] | None = None
 ) -> Iterator[pd.DataFrame]:
     return (frame for frame in run.scan(part, columns, steps) if len(frame))
+
+
+def which_steps(steps: Collection[int]) -> str:
+    """Steps in words: steps 31-40; every 5th step from 5 to 95, and step 98."""
+    ordered = sorted(set(steps))
+    listed = ranges(ordered)
+    if listed.count(",") < 3:
+        return f"step{'s' if len(ordered) > 1 else ''} {listed}"
+    *before, last = ordered
+    apart = set(np.diff(before).tolist())
+    if len(apart) > 1 or last - before[-1] > max(apart):
+        return f"{len(ordered)} steps between {ordered[0]} and {last}"
+    every = f"every {_ordinal(max(apart))} step from {ordered[0]} to"
+    if last - before[-1] in apart:
+        return f"{every} {last}"
+    return f"{every} {before[-1]}, and step {last}"  # which a thinned log keeps too
+
+
+def steps_of(steps: Mapping[str, Collection[int]]) -> str:
+    """Which steps each run's numbers are of, in words; the runs are named where they differ.
+
+    Args:
+        steps: run -> its steps.
+    """
+    runs: dict[str, list[str]] = {}
+    for run, own in steps.items():
+        runs.setdefault(which_steps(own), []).append(run)
+    if len(runs) == 1:
+        return next(iter(runs))
+    return "; ".join(f"{words} ({', '.join(names)})" for words, names in runs.items())
+
+
+def _ordinal(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
@@ -189,8 +237,9 @@ def about_seeds(selected: Mapping[str, Sequence[Source]]) -> str:
     if len(single) == len(selected):
         return "Each label has one seed, so nothing is said about other seeds."
     if single:
+        have = "has one seed" if len(single) == 1 else "have one seed each"
         return (
-            "Intervals are 95 % t intervals over seeds; "
-            f"{', '.join(single)} has one seed and no interval."
+            f"Intervals are 95 % t intervals over seeds; {', '.join(single)} {have} and no "
+            "interval."
         )
     return "Intervals are 95 % t intervals over seeds."

@@ -23,8 +23,8 @@ class Spread:
 
     variance: np.ndarray
     """sigma^2 of each trajectory, in reward^2; trajectories without a sigma are left out."""
-    steps: tuple[int, int]
-    """The first and the last step they are of; (0, 0) where there are none."""
+    steps: tuple[int, ...]
+    """The steps they are of, ascending; empty where there are none."""
 
 
 def read_spread(run: Source, part: str = OWN, *, steps: int = LAST_STEPS) -> Spread:
@@ -40,8 +40,8 @@ def read_spread(run: Source, part: str = OWN, *, steps: int = LAST_STEPS) -> Spr
     """
     rows = pd.concat(recent(run, part, ["step", "sigma"], steps), ignore_index=True).dropna()
     if rows.empty:
-        return Spread(np.empty(0), (0, 0))
+        return Spread(np.empty(0), ())
     return Spread(
         variance=rows["sigma"].to_numpy(dtype=np.float64) ** 2,
-        steps=(int(rows["step"].min()), int(rows["step"].max())),
+        steps=tuple(map(int, rows["step"].unique())),
     )

@@ -132,9 +132,11 @@ def levels(collected: Collected) -> pd.DataFrame:
     rows = _base_rows(collected)
     for label, mine in collected.curves.items():
         for measure, name, benchmarks in columns(mine.benchmarks, collected.shared):
-            cells = MEASURES[measure](mine.of_benchmarks(benchmarks))
+            used = mine.of_benchmarks(benchmarks)
+            cells = MEASURES[measure](used)
             if cells is None:
                 continue
+            low, high = (used if measure != "final" else used.at(used.steps[-1:])).sizes
             rows.append(
                 {
                     "label": label,
@@ -143,8 +145,8 @@ def levels(collected: Collected) -> pd.DataFrame:
                     "benchmark": name,
                     "seeds": len(mine.runs),
                     "problems": len(cells.problems),
-                    "samples_min": mine.sizes[0],
-                    "samples_max": mine.sizes[1],
+                    "samples_min": low,
+                    "samples_max": high,
                 }
                 | ends(level(cells, benchmarks), "accuracy", SHARE)
             )
@@ -157,21 +159,27 @@ def _base_rows(collected: Collected) -> list[dict[str, Any]]:
     if cells is None:
         return []
     held = sorted({name for mine in started for name in mine.benchmarks})
-    return [
-        {
-            "label": "before training",
-            "measure": "final",
-            "step": 0,
-            "benchmark": name,
-            "seeds": len(cells.values),
-            "problems": int(np.isin(benchmark_of(cells.problems), benchmarks).sum()),
-            "samples_min": min(mine.sizes[0] for mine in started),
-            "samples_max": max(mine.sizes[1] for mine in started),
-        }
-        | ends(level(cells, benchmarks), "accuracy", SHARE)
-        for measure, name, benchmarks in columns(held, collected.shared)
-        if measure == "final"
-    ]
+    rows = []
+    for measure, name, benchmarks in columns(held, collected.shared):
+        if measure != "final":
+            continue
+        chosen = np.isin(benchmark_of(cells.problems), benchmarks)
+        used = [mine.at(mine.steps[:1]).of_benchmarks(benchmarks) for mine in started]
+        sizes = [mine.sizes for mine in used if len(mine.problems)]
+        rows.append(
+            {
+                "label": "before training",
+                "measure": measure,
+                "step": 0,
+                "benchmark": name,
+                "seeds": int((~np.isnan(cells.values[:, chosen])).any(axis=1).sum()),
+                "problems": int(chosen.sum()),
+                "samples_min": min(low for low, _ in sizes),
+                "samples_max": max(high for _, high in sizes),
+            }
+            | ends(level(cells, benchmarks), "accuracy", SHARE)
+        )
+    return rows
 
 
 def curve(mine: Curves, benchmarks: Sequence[str], most: int = 200) -> pd.DataFrame:
@@ -211,9 +219,12 @@ def curve_by_cost(
 
 
 def covered(curves: Sequence[Curves], axis: str) -> tuple[float, float]:
-    """The range of a cost that all of the runs cover; NaN where one of them has none."""
+    """The range of a cost that all of the runs cover.
+
+    NaN where one of them has none, or one that does not grow from evaluation to evaluation.
+    """
     runs = [spent[~np.isnan(spent)] for mine in curves for spent in mine.cost[axis]]
-    if any(not len(spent) for spent in runs):
+    if any(not len(spent) or np.any(np.diff(spent) <= 0) for spent in runs):
         return math.nan, math.nan
     return max(float(spent[0]) for spent in runs), min(float(spent[-1]) for spent in runs)
 
@@ -262,28 +273,48 @@ def columns(
 
 
 def sizes_text(collected: Collected) -> str:
-    """Problems and samples as a sentence."""
+    """Problems and samples, over all evaluations shown, as a sentence."""
     counts: dict[str, int] = {}
+    samples: dict[str, set[int]] = {}
     for mine in collected.curves.values():
-        names, sizes = np.unique(benchmark_of(mine.problems), return_counts=True)
-        counts |= dict(zip(map(str, names), sizes.tolist(), strict=True))
-    low = min(mine.sizes[0] for mine in collected.curves.values())
-    high = max(mine.sizes[1] for mine in collected.curves.values())
-    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    k = f"{low}" if low == high else f"{low} to {high}"
-    return f"Problems: {listed}; {k} samples of each."
+        for name in mine.benchmarks:
+            own = mine.of_benchmarks([name])
+            counts[name] = len(own.problems)
+            samples.setdefault(name, set()).update(own.sizes)
+    k = {name: _span(sizes) for name, sizes in samples.items()}
+    if len(set(k.values())) == 1:
+        listed = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+        return f"Problems: {listed}; {next(iter(k.values()))} samples of each."
+    listed = ", ".join(f"{name} {counts[name]} ({k[name]})" for name in sorted(counts))
+    return f"Problems (samples of each): {listed}."
+
+
+def _span(sizes: Iterable[int]) -> str:
+    low, high = min(sizes), max(sizes)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def over_text(curves: Iterable[Curves]) -> str:
-    """What the intervals are over, as a sentence."""
-    single = [mine.label for mine in curves if len(mine.runs) == 1]
-    if not single:
-        return "Intervals (95 %) are over seeds and problems."
-    have = "has one run" if len(single) == 1 else "have one run each"
-    return (
-        f"Intervals (95 %) are over seeds and problems; {', '.join(single)} {have}: there they are "
-        "over problems only and say nothing about other seeds."
-    )
+    """What the intervals are over, in a sentence or two."""
+    single, lone = [], set()
+    for mine in curves:
+        if len(mine.runs) == 1:
+            single.append(mine.label)
+        names, counts = np.unique(benchmark_of(mine.problems), return_counts=True)
+        lone |= set(names[counts == 1])
+    text = "Intervals (95 %) are over seeds and problems"
+    if single:
+        have = "has one run" if len(single) == 1 else "have one run each"
+        text += (
+            f"; {', '.join(single)} {have}: there they are over problems only and say nothing "
+            "about other seeds"
+        )
+    if lone:
+        text += (
+            f". Of {', '.join(sorted(lone))} there is one problem: nothing is said about others "
+            "like it"
+        )
+    return f"{text}."
 
 
 def ends(

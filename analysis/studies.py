@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
@@ -59,21 +60,90 @@ def find_study(sources: Sequence[Source], name: str) -> Source:
     return found[0]
 
 
-def rows_where(study: Source, quantity: str, setting: str = ".*") -> pd.DataFrame:
+def read_table(
+    study: Source,
+    name: str,
+    *,
+    words: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    gaps: Sequence[str] = (),
+    key: Sequence[str] = (),
+) -> pd.DataFrame:
+    """Columns of one of a study's tables, checked to be what can be reckoned with.
+
+    Args:
+        study: as `find_study` gives it.
+        name: the table's.
+        words: columns that have text in every row.
+        numbers: columns that have a finite number in every row.
+        gaps: columns of numbers of which some or all may be missing: those are NaN.
+        key: columns whose entries together belong to one row alone.
+
+    Raises:
+        AnalysisError: there is no such table or column, or one is not so; the row is named.
+    """
+    where = f"{study.path}: tables/{name}"
+    frame = study.read(f"tables/{name}", [*words, *numbers, *gaps])
+    for column in words:
+        is_text = frame[column].map(lambda entry: isinstance(entry, str))
+        _check(frame, column, is_text, "text", where)
+    for column in (*numbers, *gaps):
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            _check(frame, column, frame[column].isna(), "number", where)
+            frame[column] = np.nan  # null throughout, a column has no type
+        if column in numbers:
+            _check(frame, column, np.isfinite(frame[column]), "finite number", where)
+    again = frame.duplicated(list(key)) if key else pd.Series(False, index=frame.index)
+    if again.any():
+        row = int(again.to_numpy().argmax())
+        which = ", ".join(str(frame[column].iloc[row]) for column in key)
+        raise AnalysisError(f"{where}, row {row + 1}: {which} stands there twice; {_AGAIN}")
+    return frame
+
+
+_AGAIN = "run the study again with overwrite=true"
+
+
+def _check(frame: pd.DataFrame, column: str, good: pd.Series, kind: str, where: str) -> None:
+    if not good.all():
+        row = int((~good).to_numpy().argmax())
+        entry = frame[column].iloc[row]
+        raise AnalysisError(f"{where}, row {row + 1}: {column!r} is {entry}, no {kind}; {_AGAIN}")
+
+
+def rows_where(
+    study: Source, quantity: str, setting: str = ".*", *, never: bool = False
+) -> pd.DataFrame:
     """The study's rows of one quantity.
 
     Args:
         study: as `find_study` gives it.
         quantity: what was measured, exactly.
         setting: regular expression that the whole setting matches.
+        never: whether a value may be NaN, because what it tells the time of never came.
 
     Returns:
         Columns setting, value, low, high (95 %; NaN: exact or unknown), n, and one of text for each
         named group of the expression. In the study's order.
+
+    Raises:
+        AnalysisError: a row is damaged, stands there twice or, unless `never`, has no value.
     """
-    columns = ["quantity", "setting", "value", "low", "high", "n"]
-    rows = study.read("tables/study", columns)
+    rows = read_table(
+        study,
+        "study",
+        words=("quantity", "setting"),
+        numbers=("n",),
+        gaps=("value", "low", "high"),
+        key=("quantity", "setting"),
+    )
     mine = rows[(rows["quantity"] == quantity) & rows["setting"].str.fullmatch(setting)]
+    lost = mine["setting"][~np.isfinite(mine["value"])]
+    if len(lost) and not never:
+        raise AnalysisError(
+            f"{study.path}: tables/study has no number for the {quantity} of {lost.iloc[0]}; "
+            f"{_AGAIN}"
+        )
     frame = mine.drop(columns="quantity").reset_index(drop=True)
     if "(?P<" not in setting:
         return frame

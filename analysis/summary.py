@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from analysis import AnalysisError, method_color
+from analysis import AnalysisError
 from analysis.evaluations import Evaluations, cost, read_evaluations
-from analysis.exhibit import DASHES, style
+from analysis.exhibit import COLUMN, DASHES, fitted, style
+from analysis.labels import color, label
 from analysis.panels import benchmark_panels, legend_above
 from analysis.sources import Source, open_sources
 from cvpo.metrics import avg_at_k, paired_t_interval, pass_at_k
@@ -39,6 +40,7 @@ class Run:
 
     Attributes:
         name: how the table calls it.
+        label: how the figure calls it: its method, and what differs from the method's default.
         method: from `run.yaml`, as are `seed` and `verifier`.
         curve: a row per evaluated step and benchmark: step, benchmark, accuracy, standard_error,
             problems, and the fewest and most samples of a problem (samples_min, samples_max).
@@ -48,6 +50,7 @@ class Run:
     """
 
     name: str
+    label: str
     method: str
     seed: int | None
     verifier: str
@@ -101,6 +104,7 @@ def _load_run(source: Source) -> Run:
     ]
     return Run(
         name=source.name,
+        label="-" if source.method is None else label(source),
         method=source.method or "-",
         seed=source.seed,
         verifier=str(source.verifier),
@@ -166,9 +170,9 @@ def summarize(runs: Sequence[Run], k: int | None = None) -> Summary:
         evaluations = {"first": (run.first, run.steps[0])}
         if run.steps[0] != run.steps[1]:
             evaluations["last"] = (run.last, run.steps[1])
-        for label, (evaluation, step) in evaluations.items():
+        for which, (evaluation, step) in evaluations.items():
             levels = {name: _level_row(frame, k) for name, frame in evaluation.items()}
-            rows += _label(run, label, step, levels, benchmarks, _spent(run, step), k)
+            rows += _label(run, which, step, levels, benchmarks, _spent(run, step), k)
             notes += _missing_pass_notes(run, step, evaluation, k)
         if "last" in evaluations:
             changes = {
@@ -441,33 +445,35 @@ def draw_curves(runs: Sequence[Run], benchmarks: Sequence[str], file: Path) -> N
             shown = benchmarks if name == "mean" else [name]
             _draw_panel(panel, runs, shown)
             title = f"mean of {len(benchmarks)} benchmarks" if name == "mean" else name
-            panel.set_title(f"{title}, {_sizes(runs, shown)}")
+            wide = len(panels) == 1 or name == "mean"
+            place = COLUMN - 0.5 if wide else COLUMN / 2 - 0.3
+            panel.set_title(fitted(f"{title}, {_sizes(runs, shown)}", place))
         figure.supxlabel("training step", fontsize=7)
         figure.supylabel("accuracy, avg@k (%)", fontsize=7)
         legend_above(
             figure,
-            next(iter(panels.values())),
-            f"band: {CONFIDENCE:.0%} interval over n problems, k samples each",
+            title=f"band: {CONFIDENCE:.0%} interval over n problems, k samples each",
         )
         figure.savefig(file)
         plt.close(figure)
 
 
 def _draw_panel(panel: Any, runs: Sequence[Run], benchmarks: Sequence[str]) -> None:
-    methods = [run.method for run in runs]
+    labels = [run.label for run in runs]
+    colors = list(map(color, labels))
     for index, run in enumerate(runs):
         curve = _mean_curve(run, benchmarks)
-        earlier = methods[:index].count(run.method)
-        alike = methods.count(run.method)
-        label = f"{run.method} ({alike} runs)" if alike > 1 else f"{run.method} (seed {run.seed})"
-        look = {"color": method_color(run.method), "linestyle": DASHES[earlier % len(DASHES)]}
+        alike = labels.count(run.label)
+        text = f"{run.label} ({alike} runs)" if alike > 1 else f"{run.label} (seed {run.seed})"
+        dash = DASHES[colors[:index].count(colors[index]) % len(DASHES)]
+        look = {"color": colors[index], "linestyle": dash}
         steps, middle = curve["step"], 100 * curve["accuracy"]
         panel.plot(
             steps,
             middle,
             **look,
             marker="o" if len(curve) <= 12 else None,
-            label="_" + label if earlier else label,
+            label="_" + text if run.label in labels[:index] else text,
         )
         low, high = (np.clip(middle + sign * 100 * curve["half"], 0, 100) for sign in (-1, 1))
         panel.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -21,18 +22,29 @@ _EDGES = np.array([0.1, 0.3, 0.5, math.nextafter(0.8, 0.0)])  # the band below i
 COLUMNS = ("length", "correct", "rho", "w_s", "w_d", "advantage_mean")
 
 
-def read_cells(run: Source) -> tuple[pd.DataFrame, int]:
+@dataclass(frozen=True)
+class Cells:
+    """A run's trajectories, added up.
+
+    Attributes:
+        sums: a row for each phase, band and outcome (R >= .5 is correct): phase, band, outcome, the
+            number of trajectories, the sums of w_s, w_d and w = w_s w_d, and of |A| before and
+            after the weights. |A| is that of a trajectory's summed token advantages, length times
+            |advantage_mean|: the log does not have the tokens.
+        dropped: trajectories left out because one of `COLUMNS` is missing.
+        steps: that have trajectories, ascending.
+    """
+
+    sums: pd.DataFrame
+    dropped: int
+    steps: tuple[int, ...]
+
+
+def read_cells(run: Source) -> Cells:
     """Sums by cell over all logged trajectories of a run; files are read one at a time.
 
     Args:
         run: holds `COLUMNS` in its trajectories.
-
-    Returns:
-        A row for each phase, band and outcome (R >= .5 is correct): phase, band, outcome, the
-        number of trajectories, the sums of w_s, w_d and w = w_s w_d, and of |A| before and after
-        the weights. |A| is that of a trajectory's summed token advantages, length times
-        |advantage_mean|: the log does not have the tokens. And the number of trajectories left out
-        because one of these is missing.
 
     Raises:
         AnalysisError: damage, with the file.
@@ -40,10 +52,11 @@ def read_cells(run: Source) -> tuple[pd.DataFrame, int]:
     switch = _switch(run)
     shape = (len(PHASES), len(BANDS), len(OUTCOMES))
     sums = np.zeros((len(SUMS), math.prod(shape)))
-    dropped = 0
+    dropped, steps = 0, []
     for frame in run.scan("trajectories", ["step", *COLUMNS]):
         whole = frame.dropna()
         dropped += len(frame) - len(whole)
+        steps += frame["step"].unique().tolist()
         x = {name: whole[name].to_numpy() for name in ("step", *COLUMNS)}
         where = (
             (x["step"] > switch).astype(int),
@@ -59,7 +72,7 @@ def read_cells(run: Source) -> tuple[pd.DataFrame, int]:
     cells = pd.MultiIndex.from_product(
         (PHASES, BANDS, OUTCOMES), names=("phase", "band", "outcome")
     ).to_frame(index=False)
-    return cells.assign(**dict(zip(SUMS, sums, strict=True))), dropped
+    return Cells(cells.assign(**dict(zip(SUMS, sums, strict=True))), dropped, tuple(steps))
 
 
 def _switch(run: Source) -> float:

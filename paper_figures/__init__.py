@@ -32,6 +32,7 @@ _NAMES = (
     "trigger_study",
     "curriculum_samplers",
     "sensitivity",
+    "table_claims",
 )
 
 EXHIBITS: dict[str, Callable[[Sequence[Source]], Exhibit]] = {

@@ -44,15 +44,15 @@ def make(sources: Sequence[Source]) -> Exhibit:
     curves = _curves(collected)
     if curves.empty:
         raise AnalysisError(
-            "no run has metrics of the steps it evaluated, so costs are not known: copy the runs' "
-            "metrics.jsonl too"
+            "no run has metrics of the steps it evaluated with a cost that grows, so costs are not "
+            "known: copy the runs' metrics.jsonl too"
         )
     with style():
         figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6), layout="constrained", sharey=True)
         for axis, panel in zip(COSTS, panels, strict=True):
             _draw(panel, axis, curves[curves["axis"] == axis], budgets[axis])
         panels[0].set_ylabel(f"accuracy, mean of {len(collected.shared)} benchmarks (%)")
-        legend_above(figure, panels[0])
+        legend_above(figure)
     table = pd.concat([curves, _at_budget(collected, budgets)], ignore_index=True)
     return Exhibit(paragraph(_caption(collected, curves, budgets), left_out), table, figure)
 
@@ -145,7 +145,7 @@ def _caption(collected: Collected, curves: pd.DataFrame, budgets: dict[str, floa
         if missing:
             sentences.append(
                 f"{', '.join(sorted(missing))} is not shown over {name}: its cost is not logged at "
-                "the steps it evaluated."
+                "the steps it evaluated, or does not grow."
             )
     sentences += [
         f"Runs: {describe({label: mine.runs for label, mine in known.items()})}.",

@@ -15,7 +15,17 @@ from analysis.evaluations import Evaluations, read_evaluations
 from analysis.exhibit import COLUMN, PAGE, Exhibit, style
 from analysis.labels import color, groups, marker, trainings
 from analysis.sources import Source
-from analysis.studies import FEWEST_SEEDS, GREY, INK, SHADES, about, find_study, forest, has_study
+from analysis.studies import (
+    FEWEST_SEEDS,
+    GREY,
+    INK,
+    SHADES,
+    about,
+    find_study,
+    forest,
+    has_study,
+    read_table,
+)
 from cvpo.metrics import paired_difference, paired_t_interval
 
 MEASURE = "accuracy at the end"
@@ -124,20 +134,32 @@ def in_trainings(sources: Sequence[Source]) -> tuple[pd.DataFrame, list[str]]:
             notes.append(f"{label} is left out: {twin} was not trained with any of its seeds.")
             continue
         pairs = [(runs[seed], by_label[twin][seed]) for seed in shared]
-        notes += _differences(label, *pairs[0])
-        row = _against_literal([(read_evaluations(a), read_evaluations(b)) for a, b in pairs])
+        notes += _differences(label, pairs)
+        both = [(read_evaluations(a), read_evaluations(b)) for a, b in pairs]
+        row = _against_literal(both)
         if row is None:
-            notes.append(f"{label} is left out: it and {twin} share no evaluated step and problem.")
+            notes.append(
+                f"{label} is left out: it and {twin} share no problem at a step after the start."
+            )
             continue
+        if any(one.steps[-1] > row["step"] for pair in both for one in pair):
+            notes.append(
+                f"{label} and its twin are compared at step {row['step']}, the last that all of "
+                "their runs evaluated, though some go on."
+            )
         arm = found["arm"] or found["mu"]
         rows.append({"method": twin, "arm": arm, "seeds": len(shared), **row})
     return pd.DataFrame(rows), notes
 
 
-def _differences(label: str, run: Source, twin: Source) -> list[str]:
+def _differences(label: str, pairs: Sequence[tuple[Source, Source]]) -> list[str]:
     """Sections of the configuration in which an arm differs from its twin, but for the arm."""
-    other = [name for name in _SECTIONS if run.config.get(name) != twin.config.get(name)]
-    if run.verifier != twin.verifier:
+    other = [
+        name
+        for name in _SECTIONS
+        if any(run.config.get(name) != twin.config.get(name) for run, twin in pairs)
+    ]
+    if any(run.verifier != twin.verifier for run, twin in pairs):
         other.append("verifier")
     if not other:
         return []
@@ -147,7 +169,7 @@ def _differences(label: str, run: Source, twin: Source) -> list[str]:
 def _against_literal(pairs: Sequence[tuple[Evaluations, Evaluations]]) -> dict[str, Any] | None:
     """Difference of the arm from literal, pairs by seed; None if nothing is shared."""
     every = [found for pair in pairs for found in pair]
-    steps = set(every[0].steps.tolist()).intersection(*(found.steps.tolist() for found in every))
+    steps = set.intersection(*(set(found.steps.tolist()) for found in every)) - {0}
     problems = every[0].problems
     for found in every:
         problems = problems.intersection(found.problems)
@@ -186,24 +208,47 @@ def in_simulation(study: Source) -> pd.DataFrame:
     Of bandits the log holds differences only, and literal is not among what the arms are compared
     with in every version of it: then it is literal's own difference from the arm that is turned.
     """
-    arms = study.read("tables/arms")
+    arms = read_table(
+        study,
+        "arms",
+        words=("world", "arm", "less", "measure"),
+        numbers=("seeds",),
+        gaps=("difference", "low", "high"),  # of measures that a world may not have
+        key=("world", "arm", "less", "measure"),
+    )
     arms = arms[arms["measure"] == MEASURE].rename(columns={"difference": "value"})
+    if arms["value"].isna().any():
+        raise AnalysisError(
+            f"{study.path}: tables/arms lacks a number of the {MEASURE}; run the study again with "
+            "overwrite=true"
+        )
     direct = arms[arms["less"] == "literal"]
     turned = arms[arms["arm"] == "literal"].rename(columns={"arm": "less", "less": "arm"})
     turned = turned.assign(value=-turned["value"], low=-turned["high"], high=-turned["low"])
     columns = ["world", "arm", "value", "low", "high", "seeds"]
     bandits = pd.concat([direct, turned]).drop_duplicates(["world", "arm"])[columns]
-    trees = _trees(study.read("tables/trees", ["arm", "seed", "accuracy"]))
+    trees = _trees(
+        read_table(
+            study, "trees", words=("arm",), numbers=("seed", "accuracy"), key=("arm", "seed")
+        ),
+        study,
+    )
     return pd.concat([trees, bandits], ignore_index=True)
 
 
-def _trees(trees: pd.DataFrame) -> pd.DataFrame:
+def _trees(trees: pd.DataFrame, study: Source) -> pd.DataFrame:
     accuracy = trees.pivot(index="seed", columns="arm", values="accuracy")
+    common = accuracy.dropna()
+    if "literal" not in common or common.empty:
+        raise AnalysisError(
+            f"{study.path}: tables/trees has no seed of literal and of every arm; run the study "
+            "again with overwrite=true"
+        )
     rows = []
     for arm in dict.fromkeys(trees["arm"]):
         if arm == "literal":
             continue
-        found = paired_t_interval(accuracy[arm].to_numpy(), accuracy["literal"].to_numpy())
+        found = paired_t_interval(common[arm].to_numpy(), common["literal"].to_numpy())
         ends = {"value": found.estimate, "low": found.low, "high": found.high}
         rows.append({"world": "token trees", "arm": arm, **ends, "seeds": found.sizes[0]})
     return pd.DataFrame(rows)
@@ -248,7 +293,11 @@ def _on_trainings(trained: pd.DataFrame) -> list[str]:
     if trained.empty:
         return ["No training of an arm together with its literal twin is among the runs."]
     seeds = trained["seeds"]
-    over = "problems only, since there is one seed" if seeds.max() == 1 else "seeds and problems"
+    single = trained.loc[seeds == 1, "method"] + " (" + trained.loc[seeds == 1, "arm"] + ")"
+    over = "" if len(single) == len(trained) else "seeds and problems"
+    if len(single):
+        of = f", for {', '.join(single)} " if over else ""
+        over += f"{of}problems only, since there is one seed"
     text = (
         f"Trainings, at step {_span(trained['step'])}, {_span(seeds)} seeds, "
         f"{_span(trained['problems'])} problems of {_span(trained['benchmarks'])} benchmarks that "

@@ -9,9 +9,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from analysis import AnalysisError
 from analysis.exhibit import PAGE, Exhibit, style
 from analysis.sources import Source
-from analysis.studies import GREY, INK, SHADES, about, find_study, plain_log, rows_where
+from analysis.studies import (
+    GREY,
+    INK,
+    SHADES,
+    about,
+    find_study,
+    plain_log,
+    read_table,
+    rows_where,
+)
 from cvpo.metrics import bootstrap_interval
 
 LINKS = {
@@ -41,15 +51,13 @@ CHAIN = {
 def make(sources: Sequence[Source]) -> Exhibit:
     """Bound over true gradient in random worlds, and the chain on which (13) fails."""
     study = find_study(sources, "bound")
-    columns = ["policy", "link_gradient", *(f"link_{link}" for link in LINKS)]
-    worlds = study.read("tables/worlds", columns)
+    numbers = ("link_gradient", *(f"link_{link}" for link in LINKS))
+    worlds = read_table(study, "worlds", words=("policy",), numbers=numbers)
     moving = worlds[worlds["link_gradient"] > 0]
+    if moving.empty:
+        raise AnalysisError(f"{study.path}: no world has a gradient; run the study with others")
     links = tightness(moving)
-    chain = pd.concat(
-        rows_where(study, quantity, r"chain of T = (?P<T>\d+) binary actions").assign(what=quantity)
-        for quantity in CHAIN
-    )
-    chain["T"] = chain["T"].astype(int)
+    chain = on_the_chain(study)
     with style():
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(PAGE, 2.5), layout="constrained", width_ratios=[1.5, 1]
@@ -59,6 +67,22 @@ def make(sources: Sequence[Source]) -> Exhibit:
     chain["panel"] = "chain"
     table = pd.concat([links.assign(panel="links"), chain.drop(columns=["setting", "n"])])
     return Exhibit(_caption(study, worlds, links, chain), table, figure)
+
+
+def on_the_chain(study: Source) -> pd.DataFrame:
+    """The study's rows of the quantities of `CHAIN`, with T and `what`; none without chains."""
+    found = [
+        rows_where(study, quantity, r"chain of T = (?P<T>\d+) binary actions").assign(what=quantity)
+        for quantity in CHAIN
+    ]
+    lost = [what for what, rows in zip(CHAIN, found, strict=True) if rows.empty]
+    if 0 < len(lost) < len(CHAIN):
+        raise AnalysisError(
+            f"{study.path}: its rows have no {', '.join(lost)} of the chain; make the study again "
+            "with this version"
+        )
+    chain = pd.concat(found, ignore_index=True)
+    return chain.assign(T=chain["T"].astype(int))
 
 
 def tightness(worlds: pd.DataFrame) -> pd.DataFrame:

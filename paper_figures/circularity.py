@@ -216,7 +216,7 @@ def _draw(table: pd.DataFrame) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.supylabel("correlation of sigma", fontsize=7)
     axes[-1].set_xlabel("training step")
-    legend_above(figure, axes[0])
+    legend_above(figure)
     return figure
 
 

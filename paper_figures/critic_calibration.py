@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.exhibit import COLUMN, Exhibit, style
+from analysis.exhibit import COLUMN, Exhibit, fitted, style
 from analysis.labels import color, dash, marker, of_methods
 from analysis.panels import legend_above
 from analysis.selection import (
@@ -53,12 +53,18 @@ def make(sources: Sequence[Source]) -> Exhibit:
     )
     read = {label: [_ends(run) for run in runs] for label, runs in selection.groups.items()}
     shown = headline(selection.groups)
+    bins = 1 + max(
+        int(rows["position_bin"].max())
+        for runs in read.values()
+        for e in runs
+        for rows in e.values()
+    )
     curves = [
-        curve(pd.concat([ends[when] for ends in read[shown]])).assign(label=shown, when=when)
+        curve(pd.concat([e[when] for e in read[shown]]), bins).assign(label=shown, when=when)
         for when in _WHEN
     ]
     errors = [
-        error(runs, when).assign(label=label, when=when)
+        error(runs, when, bins).assign(label=label, when=when)
         for label, runs in read.items()
         for when in _WHEN
     ]
@@ -93,17 +99,17 @@ def _ends(run: Source) -> Ends:
     return {"first": first, "last": last}
 
 
-def curve(rows: pd.DataFrame) -> pd.DataFrame:
+def curve(rows: pd.DataFrame, bins: int) -> pd.DataFrame:
     """Mean value and mean return by place and value bin.
 
     Args:
         rows: position_bin, value_bin, n, value_sum and return_sum; a cell may stand in several.
+        bins: parts that responses were cut into, as far as any log shows.
 
     Returns:
         what ("curve"), place (of `PLACES`), value_bin, n (tokens), and value and return (means, in
         reward).
     """
-    bins = int(rows["position_bin"].max()) + 1
     place = rows["position_bin"] * len(PLACES) // bins
     sums = rows.groupby([place, "value_bin"])[["n", "value_sum", "return_sum"]].sum().reset_index()
     return pd.DataFrame(
@@ -118,27 +124,28 @@ def curve(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def error(runs: Sequence[Ends], when: str) -> pd.DataFrame:
+def error(runs: Sequence[Ends], when: str, bins: int) -> pd.DataFrame:
     """Expected calibration error by position bin, and of all positions together.
 
     Args:
         runs: one for each seed.
         when: first or last.
+        bins: as for `curve`.
 
     Returns:
         what ("error"), position_bin (NaN for all together), position (its middle, % of the
         response), n (tokens), error (mean over seeds, reward), low, high (95 % t interval over
-        seeds), runs.
+        seeds), runs (that have tokens there).
     """
     frames = [ends[when] for ends in runs]
-    bins = int(max(frame["position_bin"].max() for frame in frames)) + 1
     rows = []
     for position in (None, *range(bins)):
         parts = [
             frame if position is None else frame[frame["position_bin"] == position]
             for frame in frames
         ]
-        mean = over_seeds([_error(part) for part in parts])
+        found = [_error(part) for part in parts if len(part)]
+        mean = over_seeds(found)
         rows.append(
             {
                 "what": "error",
@@ -148,7 +155,7 @@ def error(runs: Sequence[Ends], when: str) -> pd.DataFrame:
                 "error": mean.estimate,
                 "low": mean.low,
                 "high": mean.high,
-                "runs": len(parts),
+                "runs": len(found),
             }
         )
     return pd.DataFrame(rows)
@@ -186,7 +193,7 @@ def _draw(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     for column, when in enumerate(_WHEN):
         ax = figure.add_subplot(grid[0, column], sharex=left, sharey=left)
         _draw_curves(ax, curves[curves["when"] == when])
-        ax.set_title(f"{curves['label'].iloc[0]}, {when} step")
+        ax.set_title(fitted(f"{curves['label'].iloc[0]}, {when} step", COLUMN / 2 - 0.3))
         if left is None:
             left = ax
             ax.set_ylabel("mean return (reward)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import matplotlib as mpl
@@ -12,11 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
-from matplotlib.ft2font import FT2Font
 from wordcloud import WordCloud
 
 from analysis import AnalysisError
-from analysis.exhibit import COLUMN, Exhibit, style
+from analysis.exhibit import COLUMN, FONT, Exhibit, drawable, style
 from analysis.selection import describe, headline, holding, paragraph, recent
 from analysis.sources import Source
 
@@ -102,18 +100,7 @@ def mean_values(rows: pd.DataFrame) -> pd.DataFrame:
 
 def visible(token: str) -> str:
     """A token with its white space as signs, and what cannot be drawn as its code."""
-    return "".join(map(_sign, token)) or "(empty)"
-
-
-def _sign(character: str) -> str:
-    sign = _MARKS.get(character, character)
-    drawable = sign.isprintable() and _font().get_char_index(ord(sign))
-    return sign if drawable else sign.encode("unicode_escape").decode()
-
-
-@cache
-def _font() -> Any:
-    return FT2Font(findfont("DejaVu Sans"))
+    return drawable("".join(_MARKS.get(sign, sign) for sign in token)) or "(empty)"
 
 
 def _how_many(shown: int, kept: int) -> str:
@@ -136,7 +123,7 @@ def _draw(shown: pd.DataFrame) -> tuple[Figure, int]:
         return mpl.colors.to_hex(_COLORS(norm(mean[word])))
 
     cloud = WordCloud(
-        font_path=findfont("DejaVu Sans"),
+        font_path=findfont(FONT),
         width=_PIXELS[0],
         height=_PIXELS[1],
         scale=_SCALE,

@@ -25,13 +25,15 @@ def make(sources: Sequence[Source]) -> Exhibit:
     collected = collect(shown)
     curves = _curves(collected)
     with style():
-        figure, panels = benchmark_panels(collected.shared or _all_benchmarks(collected))
+        shared = len(collected.shared)
+        figure, panels = benchmark_panels(_all_benchmarks(collected), mean=shared > 1)
         for name, panel in panels.items():
             _draw(panel, curves[curves["benchmark"] == name])
-            panel.set_title(f"mean of {len(panels) - 1} benchmarks" if name == MEAN else name)
+        if MEAN in panels:
+            panels[MEAN].set_title(f"mean of {shared} benchmarks")
         figure.supxlabel("training step", fontsize=7)
         figure.supylabel("accuracy, avg@k (%)", fontsize=7)
-        legend_above(figure, next(iter(panels.values())))
+        legend_above(figure)
     return Exhibit(paragraph(_caption(collected), left_out), curves, figure)
 
 

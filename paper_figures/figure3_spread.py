@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from analysis import AnalysisError
-from analysis.exhibit import PAGE, Exhibit, style
+from analysis.exhibit import PAGE, Exhibit, fitted, style
 from analysis.labels import color, trainings
 from analysis.selection import (
     Groups,
@@ -33,6 +33,7 @@ from analysis.selection import (
     holding,
     over_seeds,
     paragraph,
+    steps_of,
 )
 from analysis.sources import Source
 from analysis.spread import LAST_STEPS, OWN, Spread, read_spread
@@ -42,7 +43,7 @@ PAPER = {"paper: others": (0.005, 0.010), "paper: CVPO": (0.010, 0.015)}
 """Where the paper's distributions peak: of its base model, VAPO and GRPO, and of CVPO; reward^2."""
 
 _QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
-_EDGES = np.arange(-9.0, 2.0, 0.02)  # of the histogram, log10 of the variance
+_BIN = 0.02  # of the histogram, in log10 of the variance
 _KERNEL = np.exp(-0.5 * (np.arange(-12, 13) / 4) ** 2)  # smooths it, sd .08 decades
 _SCORE = "python -m train score --critic CHECKPOINT --run RUN [--run RUN ...]"
 
@@ -73,8 +74,8 @@ def make(sources: Sequence[Source]) -> Exhibit:
     tables = [summarize(p.spreads).assign(panel=p.name, critic=p.critic) for p in panels]
     table = pd.concat(tables, ignore_index=True)
     caption = paragraph(
-        "Variance of the critic's values within a trajectory, over the last "
-        f"{LAST_STEPS} logged steps of each run; every seed weighs the same.",
+        "Variance of the critic's values within a trajectory, over the last steps of each run that "
+        f"have trajectories, {LAST_STEPS} at most; every seed weighs the same.",
         *(f"({p.name}) {_about(p)}" for p in panels),
         "Dot: median, bar: quartiles (means over seeds); line: interval of the median.",
         about_seeds({k: runs for p in panels for k, runs in p.selection.groups.items()}),
@@ -101,7 +102,8 @@ def summarize(spreads: Spreads) -> pd.DataFrame:
         A row per label: label, runs, trajectories, first_step, last_step, zero (share of
         trajectories without any variance), p10, p25, median, p75, p90 (means over seeds of a
         seed's quantile, reward^2), median_low, median_high, and ratio (geometric mean over the
-        common seeds of median / VAPO's median), ratio_low, ratio_high. NaN where there is none.
+        common seeds of median / VAPO's median, where both are above 0), ratio_low, ratio_high,
+        ratio_seeds (how many those are). NaN where there is none.
     """
     rows = []
     for label, by_seed in spreads.items():
@@ -110,37 +112,33 @@ def summarize(spreads: Spreads) -> pd.DataFrame:
             name: over_seeds([float(np.quantile(x, q)) for x in variances])
             for name, q in _QUANTILES.items()
         }
-        ratio, low, high = _ratio(by_seed, spreads.get(REFERENCE, {}))
+        ratio = _ratio(by_seed, spreads.get(REFERENCE, {}))
         rows.append(
             {
                 "label": label,
                 "runs": len(by_seed),
                 "trajectories": sum(map(len, variances)),
                 "first_step": min(spread.steps[0] for spread in by_seed.values()),
-                "last_step": max(spread.steps[1] for spread in by_seed.values()),
+                "last_step": max(spread.steps[-1] for spread in by_seed.values()),
                 "zero": float(np.mean([np.mean(x == 0) for x in variances])),
                 **{name: interval.estimate for name, interval in quantiles.items()},
                 "median_low": quantiles["median"].low,
                 "median_high": quantiles["median"].high,
-                "ratio": ratio,
-                "ratio_low": low,
-                "ratio_high": high,
+                **ratio,
             }
         )
     return pd.DataFrame(rows)
 
 
-def _ratio(
-    mine: Mapping[int | str, Spread], its: Mapping[int | str, Spread]
-) -> tuple[float, float, float]:
+def _ratio(mine: Mapping[int | str, Spread], its: Mapping[int | str, Spread]) -> dict[str, float]:
     """Median over median, paired by seed, and the ends of a t interval of its logarithm."""
     common = [seed for seed in mine if seed in its]
     medians = [[float(np.median(side[seed].variance)) for side in (mine, its)] for seed in common]
-    logs = [math.log(a / b) if a > 0 and b > 0 else math.nan for a, b in medians]
+    logs = [math.log(a / b) for a, b in medians if a > 0 and b > 0]
     found = over_seeds(logs)
     with np.errstate(over="ignore"):  # two seeds that disagree may leave the interval without end
-        ratio, low, high = np.exp([found.estimate, found.low, found.high])
-    return float(ratio), float(low), float(high)
+        ratio, low, high = np.exp([found.estimate, found.low, found.high]).tolist()
+    return {"ratio": ratio, "ratio_low": low, "ratio_high": high, "ratio_seeds": len(logs)}
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -184,8 +182,12 @@ def _panel(name: str, critic: str, part: str, sources: Sequence[Source]) -> _Pan
 
 def _about(panel: _Panel) -> str:
     whose = "its own critic" if panel.name == "a" else f"one frozen critic, {panel.critic}"
-    count = sum(len(s.variance) for by_seed in panel.spreads.values() for s in by_seed.values())
-    return f"{describe(panel.selection.groups)}, each under {whose}: {count:,} trajectories."
+    spreads = [s for by_seed in panel.spreads.values() for s in by_seed.values()]
+    runs = [run.name for runs in panel.selection.groups.values() for run in runs]
+    steps = steps_of({name: s.steps for name, s in zip(runs, spreads, strict=True)})
+    count = sum(len(s.variance) for s in spreads)
+    shown = describe(panel.selection.groups)
+    return f"{shown}, each under {whose}: {count:,} trajectories of {steps}."
 
 
 def _findings(table: pd.DataFrame) -> str | None:
@@ -193,7 +195,8 @@ def _findings(table: pd.DataFrame) -> str | None:
     found = []
     for row in table[table["ratio"].notna() & (table["label"] != REFERENCE)].to_dict("records"):
         sure = "" if math.isnan(row["ratio_low"]) else _interval(row)
-        found.append(f"{row['label']} {row['ratio']:.2f}{sure} ({row['panel']})")
+        seeds = f"{row['ratio_seeds']} seed{'s' if row['ratio_seeds'] > 1 else ''} of both"
+        found.append(f"{row['label']} {row['ratio']:.2f}{sure} ({row['panel']}, {seeds})")
     return f"Median over {REFERENCE}'s, paired by seed: {', '.join(found)}." if found else None
 
 
@@ -216,10 +219,9 @@ def _draw(panels: Mapping[str, _Panel], table: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(PAGE, 1.2 + 0.34 * len(labels)), sharey=True, layout="constrained"
     )
-    limits = (
-        max(table["p10"].min(), 1e-9) / 4,
-        4 * max(table["p90"].max(), PAPER["paper: CVPO"][1]),
-    )
+    ends = table[["p10", "median", "p90"]].to_numpy()
+    shown = [*ends[ends > 0], PAPER["paper: others"][0], PAPER["paper: CVPO"][1]]
+    limits = min(shown) / 4, 4 * max(shown)
     for ax, (name, title) in zip(axes, _TITLES.items(), strict=True):
         ax.set_title(f"({name}) {title}", loc="left")
         if name not in panels:
@@ -228,7 +230,7 @@ def _draw(panels: Mapping[str, _Panel], table: pd.DataFrame) -> Figure:
             continue
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.7, -1.0))
         ax.set_xlabel("variance of V within a trajectory (reward²)")
-        ax.set_yticks(range(len(labels)), labels)
+        ax.set_yticks(range(len(labels)), [fitted(label, 1.8) for label in labels])
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         _draw_paper(ax)
@@ -265,9 +267,10 @@ def _draw_paper(ax: Any) -> None:
 
 def _draw_rows(ax: Any, spreads: Spreads, labels: Sequence[str]) -> None:
     """A density over each label's line, all on one scale of heights."""
-    density = {label: _density(by_seed.values()) for label, by_seed in spreads.items()}
+    edges = _edges([s.variance for by_seed in spreads.values() for s in by_seed.values()])
+    density = {label: _density(by_seed.values(), edges) for label, by_seed in spreads.items()}
     top = max(float(height.max()) for height in density.values())
-    x = 10 ** ((_EDGES[:-1] + _EDGES[1:]) / 2)
+    x = 10 ** ((edges[:-1] + edges[1:]) / 2)
     for label, height in density.items():
         line = labels.index(label)
         y = line - 0.85 * height / top if top > 0 else np.full_like(x, line)
@@ -275,12 +278,20 @@ def _draw_rows(ax: Any, spreads: Spreads, labels: Sequence[str]) -> None:
         ax.plot(x, np.where(height > 1e-3 * top, y, np.nan), color=color(label), linewidth=0.8)
 
 
-def _density(spreads: Any) -> np.ndarray:
+def _edges(variances: Sequence[np.ndarray]) -> np.ndarray:
+    """Of a histogram of log10 of all of these, with room for its smoothing at either end."""
+    positive = np.concatenate(variances)
+    logs = np.log10(positive[positive > 0]) if (positive > 0).any() else np.zeros(1)
+    room = _BIN * len(_KERNEL)
+    return np.arange(logs.min() - room, logs.max() + room + _BIN, _BIN)
+
+
+def _density(spreads: Any, edges: np.ndarray) -> np.ndarray:
     """Of log10 of the variance, seeds weighing the same; smoothed."""
     parts = []
     for spread in spreads:
         positive = spread.variance[spread.variance > 0]
-        counts = np.histogram(np.log10(positive), bins=_EDGES)[0]
+        counts = np.histogram(np.log10(positive), bins=edges)[0]
         parts.append(counts / max(len(spread.variance), 1))
     return np.convolve(np.mean(parts, axis=0), _KERNEL / _KERNEL.sum(), mode="same")
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from analysis import AnalysisError
 from analysis.compare import CLAIM_SEEDS, differences
 from analysis.curves import Collected, collect
-from analysis.exhibit import PAGE, Exhibit, style
+from analysis.exhibit import PAGE, Exhibit, fitted, style
 from analysis.labels import coefficient, groups
 from analysis.panels import legend_above
 from analysis.paper import DISAGREEMENT, FIGURE_4, OVERLAP, paper_benchmark
@@ -53,8 +53,8 @@ def make(sources: Sequence[Source]) -> Exhibit:
             (panels[1], paper, "the paper's figure 4 (avg@32)"),
         ):
             _draw(panel, rows, looks)
-            panel.set_title(title)
-        legend_above(figure, panels[0] if len(looks) > len(FIGURE_4) else panels[1])
+            panel.set_title(fitted(title, PAGE / 2 - 0.5))
+        legend_above(figure)
     compared, notes = _against_default(collected, method)
     table = pd.concat([ours, paper, compared], ignore_index=True)
     return Exhibit(_caption(collected, ours, compared, notes), table, figure)

@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import AnalysisError
 from analysis.accuracy_bins import BINS, read_bins
-from analysis.exhibit import COLUMN, Exhibit, style
+from analysis.exhibit import COLUMN, Exhibit, fitted, style
 from analysis.selection import Groups, about_seeds, describe, holding, over_seeds, paragraph
-from analysis.sources import Source
+from analysis.sources import Source, ranges
 
 PAIRS = (("cvpo-stochasticity", "cvpo"), ("vapo", "cvpo-curriculum"), ("vapo", "cvpo"))
 """Without and with the curriculum, the cleanest comparison first; the last differs in W_S too."""
@@ -156,9 +156,14 @@ def _missing(panel: str) -> str:
 
 
 def _uneven(table: pd.DataFrame) -> str | None:
-    """Rounds that only some of the seeds have reached."""
+    """Rounds that only some of the seeds have reached, and rounds that none has."""
     told = []
     for label, rows in table.groupby("label"):
+        lost = set(range(rows["round"].min(), rows["round"].max())) - set(rows["round"])
+        if lost:
+            told.append(
+                f"{label} has no round {ranges(lost)} (counted from 0): the areas are drawn across."
+            )
         partial = rows[rows["runs"] < rows["runs"].max()]
         if len(partial):
             told.append(
@@ -176,7 +181,7 @@ def _draw(table: pd.DataFrame, chosen: Mapping[str, str], switches: Sequence[int
         1, 2, figsize=(COLUMN, 2.3), sharex=True, sharey=True, layout="constrained"
     )
     for ax, letter, panel in zip(axes, "ab", _PANELS, strict=True):
-        ax.set_title(f"({letter}) {panel} W_D\n{chosen.get(panel, '')}")
+        ax.set_title(f"({letter}) {panel} W_D\n{fitted(chosen.get(panel, ''), COLUMN / 2 - 0.2)}")
         ax.spines[:].set_visible(False)
         ax.tick_params(axis="y", length=2 if panel == "without" else 0)
         if panel not in chosen:

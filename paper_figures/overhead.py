@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from analysis import AnalysisError
-from analysis.exhibit import COLUMN, Exhibit, style
+from analysis.exhibit import COLUMN, Exhibit, fitted, style
 from analysis.selection import Groups, about_seeds, describe, holding, over_seeds
 from analysis.sources import Source
 from cvpo.metrics import Interval
@@ -32,7 +32,7 @@ def make(sources: Sequence[Source]) -> Exhibit:
     chosen = holding(
         sources, "metrics", columns, remedy="give logs of python -m train, which times its phases"
     )
-    timed = _timed(chosen.groups)
+    groups, timed, untimed = _timed(chosen.groups)
     table = pd.DataFrame(
         [
             {"label": label, "part": part, "runs": len(runs), "steps": sum(n for _, n in runs)}
@@ -55,27 +55,38 @@ def make(sources: Sequence[Source]) -> Exhibit:
             "values that the critic computes anyway."
         ),
         _verdict(table),
-        f"Runs: {describe(chosen.groups)}.",
-        about_seeds(chosen.groups),
+        f"Runs: {describe(groups)}.",
+        about_seeds(groups),
+        *untimed,
         *chosen.notes,
     ]
     return Exhibit(" ".join(caption), table, figure)
 
 
-def _timed(groups: Groups) -> dict[str, list[tuple[dict[str, float], int]]]:
-    """Of each run: percent of its time in each part and in both, and the steps that were timed."""
-    timed = {
-        label: [found for run in runs for found in [_shares(run)] if found is not None]
-        for label, runs in groups.items()
-    }
-    timed = {label: found for label, found in timed.items() if found}
+def _timed(
+    groups: Groups,
+) -> tuple[Groups, dict[str, list[tuple[dict[str, float], int]]], list[str]]:
+    """The runs that have timed steps, what `_shares` says of each, and a note on the others."""
+    kept: Groups = {}
+    timed: dict[str, list[tuple[dict[str, float], int]]] = {}
+    others = []
+    for label, runs in groups.items():
+        for run in runs:
+            found = _shares(run)
+            if found is None:
+                others.append(run.name)
+            else:
+                kept.setdefault(label, []).append(run)
+                timed.setdefault(label, []).append(found)
     if not timed:
-        names = ", ".join(run.name for runs in groups.values() for run in runs)
-        raise AnalysisError(f"{names}: no step's phases are timed; wait for the first step")
-    return timed
+        raise AnalysisError(
+            f"{', '.join(others)}: no step's phases are timed; wait for the first step"
+        )
+    return kept, timed, [f"{name} is left out: none of its steps is timed." for name in others]
 
 
 def _shares(run: Source) -> tuple[dict[str, float], int] | None:
+    """Percent of a run's time in each part and in both, and the steps that were timed."""
     names = [name for name in run.contents["metrics"].columns if name.startswith("seconds/")]
     seconds = run.metrics(names).set_index("step")
     phases = seconds.drop(columns=list(_NOT_TRAINING), errors="ignore")
@@ -127,7 +138,7 @@ def _draw(panel: Axes, table: pd.DataFrame) -> None:
         )
     panel.axvline(NEGLIGIBLE, color="0.5", linewidth=0.8, linestyle=(0, (1, 2)))
     panel.annotate("negligible ", (NEGLIGIBLE, -0.25), ha="right", color="0.4")
-    panel.set_yticks(range(len(labels)), labels)
+    panel.set_yticks(range(len(labels)), [fitted(label, 1.6) for label in labels])
     panel.set_ylim(len(labels) - 0.5, -0.5)
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter("{x:g}")

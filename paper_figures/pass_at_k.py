@@ -30,15 +30,16 @@ def make(sources: Sequence[Source]) -> Exhibit:
     table = pd.concat(
         [_curve(mine, collected.shared) for mine in whole.values()], ignore_index=True
     )
-    benchmarks = collected.shared or sorted(set(table["benchmark"]))
+    shared, benchmarks = len(collected.shared), sorted(set(table["benchmark"]) - {MEAN})
     with style():
-        figure, panels = benchmark_panels(benchmarks)
+        figure, panels = benchmark_panels(benchmarks, mean=shared > 1)
         for name, panel in panels.items():
             _draw(panel, table[table["benchmark"] == name])
-            panel.set_title(f"mean of {len(benchmarks)} benchmarks" if name == MEAN else name)
+        if MEAN in panels:
+            panels[MEAN].set_title(f"mean of {shared} benchmarks")
         figure.supxlabel("k, samples that one may submit", fontsize=7)
         figure.supylabel("pass@k (%)", fontsize=7)
-        legend_above(figure, next(iter(panels.values())))
+        legend_above(figure)
     return Exhibit(paragraph(_caption(collected, whole), left_out), table, figure)
 
 
@@ -64,11 +65,11 @@ def _curve(mine: Curves, shared: Sequence[str]) -> pd.DataFrame:
     if len(shared) > 1:
         names[MEAN] = list(shared)
     rows = []
-    for k in _ks(int(n.min())):
-        cells = np.asarray(pass_at_k(n, c, k))
-        for name, benchmarks in names.items():
-            chosen = np.isin(benchmark, benchmarks)
-            interval = crossed_t_interval(cells[:, chosen], strata=benchmark[chosen])
+    for name, benchmarks in names.items():
+        chosen = np.isin(benchmark, benchmarks)
+        for k in _ks(int(n[:, chosen].min())):
+            cells = np.asarray(pass_at_k(n[:, chosen], c[:, chosen], k))
+            interval = crossed_t_interval(cells, strata=benchmark[chosen])
             rows.append(
                 {
                     "label": mine.label,
@@ -102,6 +103,7 @@ def _caption(collected: Collected, whole: dict[str, Curves]) -> str:
         when = "the last step of each: " + ", ".join(f"{k} {step}" for k, step in steps.items())
     sentences = [
         f"pass@k (unbiased, 1 - C(n-c, k) / C(n, k)) at {when}; pass@1 is avg@k's value.",
+        "A benchmark's k goes up to the fewest samples of a problem.",
         f"Runs: {describe({label: mine.runs for label, mine in whole.items()})}.",
         sizes_text(collected),
         over_text(whole.values()),

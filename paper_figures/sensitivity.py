@@ -9,9 +9,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from analysis import AnalysisError
 from analysis.exhibit import PAGE, Exhibit, style
 from analysis.sources import Source
-from analysis.studies import GREY, SHADES, about, find_study, forest, short
+from analysis.studies import GREY, SHADES, about, find_study, forest, read_table, short
 
 ENDS = {"low": ("lowest value", SHADES[1], "<"), "high": ("highest value", SHADES[2], ">")}
 OUTCOMES = {
@@ -24,9 +25,34 @@ OUTCOMES = {
 def make(sources: Sequence[Source]) -> Exhibit:
     """Change of the final accuracy at both ends of each range, and Sobol's total indices."""
     study = find_study(sources, "sensitivity")
-    alone = one_at_a_time(study.read("tables/one_at_a_time"))
-    sobol = study.read("tables/sobol")
-    order = ranked(sobol)
+    sides = read_table(
+        study,
+        "one_at_a_time",
+        words=("parameter",),
+        numbers=("value", "default", "difference"),
+        gaps=("low", "high", "seed_noise"),
+        key=("parameter", "value"),
+    )
+    indices = ("first", "first_low", "first_high", "total", "total_low", "total_high")
+    sobol = read_table(
+        study,
+        "sobol",
+        words=("outcome", "parameter"),
+        gaps=indices,  # where the outcome does not vary there is none
+        key=("outcome", "parameter"),
+    )
+    undefined = sobol["first"].isna() | sobol["total"].isna()
+    if (undefined != undefined.groupby(sobol["outcome"]).transform("all")).any():
+        raise AnalysisError(
+            f"{study.path}: tables/sobol has indices of some constants only; run the study again "
+            "with overwrite=true"
+        )
+    alone, order = one_at_a_time(sides), ranked(sobol)
+    if set(order) != set(alone["parameter"]):
+        raise AnalysisError(
+            f"{study.path}: tables/one_at_a_time and tables/sobol are not of the same constants; "
+            "run the study again with overwrite=true"
+        )
     with style():
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(PAGE, 0.9 + 0.15 * len(order)), layout="constrained", sharey=True
@@ -46,8 +72,7 @@ def one_at_a_time(sides: pd.DataFrame) -> pd.DataFrame:
         parameter, end (low, high), setting (the constant there), default, value (change of the
         final accuracy), low and high (its 95 % interval), and seed_noise.
     """
-    lowest = sides.groupby("parameter")["value"].transform("min")
-    frame = sides.assign(end=np.where(sides["value"] == lowest, "low", "high"))
+    frame = sides.assign(end=np.where(sides["value"] < sides["default"], "low", "high"))
     return frame.rename(columns={"value": "setting", "difference": "value"})
 
 
@@ -59,9 +84,8 @@ def ranked(sobol: pd.DataFrame) -> list[str]:
 
 def _named(alone: pd.DataFrame, parameter: str) -> str:
     mine = alone[alone["parameter"] == parameter]
-    if mine.empty:
-        return parameter
-    low, high = (short(float(f"{end:.3g}")) for end in sorted(mine["setting"]))
+    ends = mine["setting"].min(), mine["setting"].max()
+    low, high = (short(float(f"{end:.3g}")) for end in ends)
     return f"{parameter}  {short(mine['default'].iloc[0])} ({low} to {high})"
 
 
@@ -99,7 +123,12 @@ def _draw_sobol(panel: Any, sobol: pd.DataFrame, order: list[str]) -> None:
 
 def _caption(study: Source, alone: pd.DataFrame, sobol: pd.DataFrame) -> str:
     noise = alone["seed_noise"].iloc[0]
-    first = sobol[sobol["outcome"] == "final accuracy"]["first"].sum()
+    first = sobol[sobol["outcome"] == "final accuracy"]["first"].sum(skipna=False)
+    shares = (
+        "there is none, since the final accuracy is the same at every point"
+        if np.isnan(first)
+        else f"the first-order shares sum to {100 * first:.0f} %"
+    )
     spread = (
         f"Grey: one standard deviation over seeds of what a run gains ({100 * noise:.1f} points). "
         if noise > 0
@@ -111,8 +140,8 @@ def _caption(study: Source, alone: pd.DataFrame, sobol: pd.DataFrame) -> str:
         "(a) Final true accuracy with one constant at an end of its range less that of the "
         f"defaults, paired by seed, with 95 % t intervals over seeds. {spread}"
         "(b) Share of the variance of the final accuracy, averaged over seeds, that a constant "
-        "has a hand in when all move at once (marker), and that it explains alone (bar); the "
-        f"first-order shares sum to {100 * first:.0f} %. Lines are 95 % bootstrap intervals over "
+        "has a hand in when all move at once (marker), and that it explains alone (bar); "
+        f"{shares}. Lines are 95 % bootstrap intervals over "
         f"the {study.config.get('points', '?')} points of the design. Open: of what a straight "
         "line in the mean weight leaves of the accuracy, since a larger weight is a larger step. "
         + about(study)

@@ -154,7 +154,9 @@ def _caption(
         )
     if len({int(mine.steps[-1]) for mine in curves.values()}) > 1:
         sentences.append("The methods end at different steps: see the column step.")
-    if len(compared):
+    if len(compared) and compared["p"].isna().all():
+        sentences.append("The differences have no interval, so none of them can be judged.")
+    elif len(compared):
         sentences.append(
             "Differences are paired by problem and by seed, at the last step of both. A star marks "
             f"a Holm-adjusted p of at most .05; the family is all {compared['p'].notna().sum()} "

@@ -186,10 +186,10 @@ def resolved(method: str, config: Mapping[str, Any]) -> dict[str, Any]:
     Runs log it; for one that does not, it is put together from the method's own and what the run's
     section `algorithm` sets.
     """
-    if "declared" in config:
+    if isinstance(config.get("declared"), Mapping):
         return dict(config)
-    given = {key: value for key, value in config["algorithm"].items() if value is not None}
-    steps = config.get("pretraining", {}).get("max_steps")
+    given = {k: value for k, value in _section(config, "algorithm").items() if value is not None}
+    steps = _section(config, "pretraining").get("max_steps")
     if steps is not None:
         given["value_pretraining_steps"] = steps
     return {**config, "declared": asdict(METHODS[method]) | given}
@@ -234,10 +234,15 @@ def _values(keys: Sequence[str], config: Mapping[str, Any]) -> list[Any]:
     for key in keys:
         section, name = key.split(".")
         declared = config["declared"].get(_ELSEWHERE.get(key, name))
-        own = config.get(section, {}).get(name)
+        own = _section(config, section).get(name)
         value = declared if section in ("algorithm", "pretraining") and name != "gamma" else own
         values += list(value) if isinstance(value, (list, tuple)) else [value]
     return values
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _joined(values: Sequence[Any]) -> str:

@@ -12,7 +12,16 @@ import pandas as pd
 from analysis import AnalysisError
 from analysis.exhibit import DASHES, PAGE, Exhibit, style
 from analysis.sources import Source
-from analysis.studies import GREY, SHADES, about, find_study, plain_log, rows_where, short
+from analysis.studies import (
+    GREY,
+    SHADES,
+    about,
+    find_study,
+    plain_log,
+    read_table,
+    rows_where,
+    short,
+)
 from cvpo.metrics import paired_t_interval
 
 COVERAGE = 0.9
@@ -26,15 +35,15 @@ LAGS = {"50% of the jump": 0, "90% of the jump": 1}
 def make(sources: Sequence[Source]) -> Exhibit:
     """Error of rho, coverage of its interval, and lag behind a jump, by discount."""
     study = find_study(sources, "tracker")
-    columns = ["world", "tracker", "seed", "truth_error", "covered"]
-    found = pd.concat(
-        [
-            real_errors(study),
-            synthetic(study.read("tables/tracker_seeds", columns)),
-            lags(study),
-        ],
-        ignore_index=True,
+    by_seed = read_table(
+        study,
+        "tracker_seeds",
+        words=("world", "tracker"),
+        numbers=("seed", "truth_error", "covered"),
+        key=("world", "tracker", "seed"),
     )
+    real = real_errors(study)
+    found = pd.concat([_tidy(real), synthetic(by_seed), lags(study)], ignore_index=True)
     drawn = found[found["discount"].notna()]
     if drawn.empty:
         raise AnalysisError(
@@ -53,24 +62,27 @@ def make(sources: Sequence[Source]) -> Exhibit:
             _draw(panel, mine, discounts, LAGS if quantity == "lag" else drifts)
             panel.set_title(title, loc="left")
             panel.set_xlabel("discount of the tracker (1: the paper)")
+            if quantity != "coverage" and (mine["value"] > 0).any():
+                panel.set_yscale("log")
+                plain_log(panel.yaxis)
         panels[0].set_ylabel("rms error of ρ (success rate)")
-        panels[0].set_yscale("log")
-        plain_log(panels[0].yaxis)
         panels[1].axhline(COVERAGE, color=GREY, linewidth=0.6)
         panels[1].set_ylabel("prompts covered (share)")
         panels[2].set_ylabel("rounds")
-        panels[2].set_yscale("log")
-        plain_log(panels[2].yaxis)
         panels[2].legend()
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5)
-    return Exhibit(_caption(study, found), found, figure)
+    return Exhibit(_caption(study, found, real), found, figure)
 
 
 def real_errors(study: Source) -> pd.DataFrame:
-    """Rows of `make`'s table for the real run; none if the study was made without one."""
-    rows = rows_where(study, "squared error of rho", r"real run, \d+ predictions: (?P<tracker>.+)")
+    """Rows of `make`'s table for the real run, n its prompts, and the number of `predictions`.
+
+    None if the study was made without one.
+    """
+    setting = r"real run, (?P<predictions>\d+) predictions: (?P<tracker>.+)"
+    rows = rows_where(study, "squared error of rho", setting)
     ends = rows[["value", "low", "high"]].clip(lower=0).pow(0.5)
-    return _tidy(rows.assign(quantity="error", drift=REAL, **ends))
+    return rows.assign(quantity="error", drift=REAL, **ends)
 
 
 def synthetic(by_seed: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +116,7 @@ def lags(study: Source) -> pd.DataFrame:
     """Rounds until rho has covered a half and most of a jump; NaN: never."""
     frames = [
         rows_where(
-            study, f"rounds to {share} of a jump to 0.9", r"(?P<tracker>[^;]+)(; .*)?"
+            study, f"rounds to {share} of a jump to 0.9", r"(?P<tracker>[^;]+)(; .*)?", never=True
         ).assign(quantity="lag", drift=f"{share} of the jump")
         for share in ("50%", "90%")
     ]
@@ -138,7 +150,7 @@ def _draw(
     panel.set_xticks(range(len(discounts)), map(short, discounts))
 
 
-def _caption(study: Source, found: pd.DataFrame) -> str:
+def _caption(study: Source, found: pd.DataFrame, real: pd.DataFrame) -> str:
     growth = study.config.get("growths", [])
     text = [
         (
@@ -154,15 +166,14 @@ def _caption(study: Source, found: pd.DataFrame) -> str:
             "half-way)."
         ),
     ]
-    real = found[found["drift"] == REAL].set_index("discount")
     if real.empty:
         text.append("The study was made without a real run, so none is shown.")
     else:
         text.append(
             f"In the real run there is no truth: rho predicts the next "
-            f"{study.config.get('replay_trials') or 'few'} rollouts of a prompt (n = "
-            f"{real['n'].max()} predictions), whose own noise is part of the error; its interval "
-            "is over prompts, and coverage is not known."
+            f"{study.config.get('replay_trials') or 'few'} rollouts of a prompt "
+            f"({int(real['predictions'].iloc[0]):,} predictions), whose own noise is part of the "
+            f"error; its interval is over {real['n'].max():,} prompts, and coverage is not known."
         )
     text.append(
         f"(b) Share of prompts and rounds whose {COVERAGE:.0%} credible interval holds the true "

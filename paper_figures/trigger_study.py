@@ -13,7 +13,16 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibit import PAGE, Exhibit, style
 from analysis.sources import Source
-from analysis.studies import GREY, SHADES, about, find_study, forest, rows_where, short
+from analysis.studies import (
+    GREY,
+    SHADES,
+    about,
+    find_study,
+    forest,
+    read_table,
+    rows_where,
+    short,
+)
 
 PAPER_STEP = 1000
 """Near which the paper reports its switch."""
@@ -31,7 +40,16 @@ POLICIES = {
 def make(sources: Sequence[Source]) -> Exhibit:
     """Step of every switch in synthetic drift, and its epoch on a real run and its control."""
     study = find_study(sources, "trigger")
-    switches = named(study.read("tables/switches"))
+    switches = named(
+        read_table(
+            study,
+            "switches",
+            words=("shape", "detector", "quantifier"),
+            numbers=("growth", "seed", "discount"),
+            gaps=("stop", "round", "step"),
+            key=("shape", "growth", "stop", "seed", "detector", "quantifier", "discount"),
+        )
+    )
     real = on_the_real_run(study)
     with style():
         figure = _draw(switches, real)
@@ -65,11 +83,12 @@ def on_the_real_run(study: Source) -> pd.DataFrame:
 
     `told` says in words what no point shows: never, or how many of the draws switched.
     """
-    run = rows_where(study, "epoch of the switch", "real run: (?P<name>.+?)(; never)?")
+    run = rows_where(study, "epoch of the switch", "real run: (?P<name>.+?)(; never)?", never=True)
     control = rows_where(
         study,
         "epoch of the switch, frozen control",
         r"real run: (?P<name>.+); fires on (?P<fired>\d+) of (?P<draws>\d+).*",
+        never=True,
     )
     run["told"] = run["value"].isna().map({True: "never", False: ""})
     control["told"] = control["fired"] + "/" + control["draws"]

@@ -11,10 +11,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import AnalysisError
-from analysis.exhibit import PAGE, Exhibit, style
-from analysis.selection import Groups, about_seeds, describe, holding, over_seeds, paragraph
+from analysis.exhibit import PAGE, Exhibit, fitted, style
+from analysis.selection import (
+    Groups,
+    about_seeds,
+    describe,
+    holding,
+    over_seeds,
+    paragraph,
+    steps_of,
+)
 from analysis.sources import Source
-from analysis.weight_cells import BANDS, COLUMNS, OUTCOMES, PHASES, SUMS, read_cells
+from analysis.weight_cells import BANDS, COLUMNS, OUTCOMES, PHASES, SUMS, Cells, read_cells
 
 DRAWN = 4
 """At most so many labels are drawn; the table has all."""
@@ -43,19 +51,28 @@ def make(sources: Sequence[Source]) -> Exhibit:
     read = {label: [read_cells(run) for run in runs] for label, runs in candidates.items()}
     groups = _weighing(selection.groups, read)
     read = {label: read[label] for label in groups}
-    tables = [summarize([c for c, _ in runs]).assign(label=label) for label, runs in read.items()]
+    tables = [
+        summarize([cells.sums for cells in runs]).assign(label=label)
+        for label, runs in read.items()
+    ]
     table = pd.concat([rows for rows in tables if len(rows)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
         raise AnalysisError(
             f"no trajectory of {describe(groups)} has {', '.join(COLUMNS)}; train cvpo anew"
         )
     groups = {label: runs for label, runs in groups.items() if label in set(table["label"])}
-    dropped = {label: sum(count for _, count in runs) for label, runs in read.items()}
+    dropped = {label: sum(cells.dropped for cells in runs) for label, runs in read.items()}
+    steps = {
+        run.name: cells.steps
+        for label, runs in groups.items()
+        for run, cells in zip(runs, read[label], strict=True)
+    }
     by_default_first = sorted(groups, key=lambda label: " " in label)
     drawn, set_aside = by_default_first[:DRAWN], by_default_first[DRAWN:]
     caption = paragraph(
         f"Where the weights go, over all logged trajectories of {describe(groups)}: "
-        f"{_total(table):,} of them, by their prompt's tracked success rate rho and by outcome.",
+        f"{_total(table):,} of them, of {steps_of(steps)}, by their prompt's tracked success rate "
+        "rho and by outcome.",
         "Left: mean weights. Right: by how many percentage points a cell's share of all |A| is "
         "larger with the weights than without, |A| being that of a trajectory's summed token "
         "advantages before whitening (the log does not have the tokens).",
@@ -138,12 +155,12 @@ def _both(outcome: str) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------- reading
 
 
-def _weighing(groups: Groups, read: Mapping[str, Sequence[tuple[pd.DataFrame, int]]]) -> Groups:
+def _weighing(groups: Groups, read: Mapping[str, Sequence[Cells]]) -> Groups:
     """The labels with a run whose weights are not all 1, as far as they are there."""
     weighing = {
         label: groups[label]
         for label, runs in read.items()
-        if not all(_all_one(cells) for cells, _ in runs)
+        if not all(_all_one(cells.sums) for cells in runs)
     }
     if not weighing:
         raise AnalysisError(
@@ -181,8 +198,9 @@ def _findings(table: pd.DataFrame, labels: Sequence[str]) -> str:
     for label in labels:
         rows = table[(table["label"] == label) & (table["outcome"] == "both")]
         hard = rows[(rows["phase"] == rows["phase"].iloc[-1]) & rows["band"].isin(BANDS[:2])]
-        before, after = hard["before"].sum(), hard["after"].sum()
-        told.append(f"{label} {before:.1%} and {after:.1%}")
+        before, after = (hard[side].sum(skipna=False) for side in ("before", "after"))
+        shares = "no advantage but 0" if np.isnan(before) else f"{before:.1%} and {after:.1%}"
+        told.append(f"{label} {shares}")
     return (
         "Share of |A| on prompts with rho <= .3, without and with the weights (after the switch, "
         f"where there was one): {', '.join(told)}."
@@ -206,7 +224,7 @@ def _draw(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
         rows = table[table["label"] == label]
         _draw_weights(left, rows)
         _draw_shifts(right, rows[rows["phase"] == "all"])
-        left.set_title(label, loc="left")
+        left.set_title(fitted(label, PAGE / 2), loc="left")
         left.set_ylabel("mean weight")
         right.set_ylabel("share of |A|,\nchange (points)")
         for ax in (left, right):

@@ -66,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scoring.add_argument(
         "--every", type=int, default=1, metavar="STEPS", help="score steps so far apart; default: 1"
     )
+    scoring.add_argument(
+        "--first", type=int, default=0, metavar="STEP", help="score from this step on; default: 0"
+    )
     sweep = commands.add_parser(
         "sweep",
         help="train many runs, a few at a time (passes over those that are done)",
@@ -155,7 +158,12 @@ def _score(config: Config, options: argparse.Namespace) -> int:
         raise ConfigError(f"--every must be at least 1, got {options.every}")
     for run in options.run:
         count = score(
-            config, run=run, critic=options.critic, name=options.name, every=options.every
+            config,
+            run=run,
+            critic=options.critic,
+            name=options.name,
+            every=options.every,
+            first=options.first,
         )
         print(f"{run}: {count} trajectories scored as {options.name}")
     return 0

@@ -24,7 +24,9 @@ from train.rollout.batch import Batch, ungraded
 from train.run import require_room, require_warm_start
 
 
-def score(config: Config, *, run: Path, critic: Path, name: str, every: int = 1) -> int:
+def score(
+    config: Config, *, run: Path, critic: Path, name: str, every: int = 1, first: int = 0
+) -> int:
     """Writes `scores/<name>/<step>.parquet` for logged steps of a run; done steps are kept.
 
     Args:
@@ -34,6 +36,7 @@ def score(config: Config, *, run: Path, critic: Path, name: str, every: int = 1)
         critic: A checkpoint folder, or the `critic` folder in it.
         name: Of the critic, in the log.
         every: The logged steps that are multiples of it are scored, and the last.
+        first: None before this step is.
 
     Returns:
         Trajectories scored.
@@ -67,7 +70,7 @@ def score(config: Config, *, run: Path, critic: Path, name: str, every: int = 1)
             done = set()
         scored = 0
         logged = list_steps(run, "trajectories")
-        wanted = {step for step in logged if step % every == 0} | {logged[-1]}
+        wanted = {step for step in logged if step % every == 0 and step >= first} | {logged[-1]}
         steps = sorted(wanted - done)
         for step in tqdm(steps, desc=f"scoring {run.name}", unit="step"):
             batch = _logged(run, step, prompts, tokenizer)

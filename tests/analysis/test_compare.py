@@ -115,6 +115,19 @@ def test_without_a_common_seed_runs_are_paired_by_problem_alone(tmp_path):
     table, notes = compared(paths)
     assert set(table["seeds"]) == {2}
     assert any("no seed in common: paired by problem alone" in note for note in notes)
+    assert any("the first 2 runs of each in order of seed" in note for note in notes)
+
+
+@pytest.mark.parametrize("seeds", [(3, 4, 5), (7,)])
+def test_a_difference_of_one_pair_of_runs_is_said_to_be_over_problems(tmp_path, seeds):
+    paths = make(tmp_path, "cvpo", (1, 2, 3), 0.3) + make(tmp_path, "vapo", seeds, 0.1)
+    table, notes = compared(paths)
+    assert set(table["seeds"]) == {1}
+    assert "of one pair of runs, an interval is over problems only" in notes[0]
+    pair = make(tmp_path / "pair", "cvpo", (3,) if 3 in seeds else (1,), 0.3)
+    pair += make(tmp_path / "pair", "vapo", seeds[:1], 0.1)
+    alone, _ = compared(pair)
+    assert table[["difference", "low", "high"]].equals(alone[["difference", "low", "high"]])
 
 
 def test_what_cannot_be_compared_is_said_and_not_compared(tmp_path):

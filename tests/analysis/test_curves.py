@@ -160,3 +160,33 @@ def test_runs_and_steps_can_be_chosen(tmp_path):
 def test_no_evaluated_training_is_an_error_that_says_how_to_get_one():
     with pytest.raises(AnalysisError, match=r"evaluation\.every"):
         collect([])
+
+
+def test_what_the_last_evaluation_leaves_out_is_told(tmp_path):
+    verdicts = learning(SIZES, 0.2, seed=1, steps=[0, 10, 20])
+    verdicts[20] = {"a": verdicts[20]["a"][:4]}
+    found = collected(write_run(tmp_path / "run", verdicts))
+    assert len(found.curves["vapo"].problems) == 4
+    assert "vapo: 12 problems of a, b, not evaluated at step 20, are left out." in found.notes
+
+
+def test_a_label_whose_runs_share_an_early_step_only_says_where_it_ends(tmp_path):
+    paths = [
+        write_run(tmp_path / f"{seed}", learning(SIZES, 0.2, seed=seed, steps=steps), seed=seed)
+        for seed, steps in enumerate([(0, 10, 40), (0, 10, 50), (0, 10, 60)], 1)
+    ]
+    found = collected(*paths)
+    assert found.curves["vapo"].seeds == [2, 3]
+    assert found.curves["vapo"].steps.tolist() == [0, 10]
+    assert "vapo ends at step 10, the last that all of its runs evaluated." in found.notes
+
+
+def test_a_benchmark_of_one_problem_makes_no_start_a_different_one(tmp_path):
+    paths = [
+        write_run(tmp_path / f"{seed}", learning({"a": 1, "b": 60}, 0.1, seed=seed), seed=seed)
+        for seed in range(1, 7)
+    ]
+    found = collected(*paths)
+    first = found.curves["vapo"].of_benchmarks(["a"]).accuracy[:, 0, 0]
+    assert len(set(first)) > 1
+    assert not any("At step 0" in note for note in found.notes)

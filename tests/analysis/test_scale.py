@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import torch
 import yaml
 
 from analysis import AnalysisError
 from analysis.exhibit import Exhibit, style
-from analysis.sources import Source, open_sources
-from cvpo import difficulty_weight
+from analysis.sources import Source, open_source, open_sources
+from analysis.thin import thin
+from cvpo import RunLog, difficulty_weight, read_table
 from cvpo.runlog import RunLogError
 from paper_figures import EXHIBITS
 from tests.logs import (
@@ -38,6 +40,15 @@ from tests.study_logs import SMALL_STUDIES, run_small
 pytestmark = pytest.mark.slow
 
 PARTS = ("metrics", "trajectories", "prompts", "evals", "tokens", "calibration", "scores/judge")
+OF_STUDIES = {
+    "bound": ("bound_tightness", "study", "worlds"),
+    "tracker": ("tracker_drift", "study", "tracker_seeds"),
+    "trigger": ("trigger_study", "study", "switches"),
+    "sensitivity": ("sensitivity", "one_at_a_time", "sobol"),
+    "weights": ("arms", "arms", "trees"),
+    "curriculum": ("curriculum_samplers", "study"),
+}
+"""Study -> its exhibit, and the tables that this reads."""
 REAL = Path(__file__).parents[3] / "shared" / "data" / "runs"
 
 
@@ -68,14 +79,18 @@ def copy(trainings, tmp_path) -> Path:
 
 
 def show(
-    paths: Sequence[Path], before: Mapping[str, Exhibit | str] | None = None
+    paths: Sequence[Path],
+    before: Mapping[str, Exhibit | str] | None = None,
+    *,
+    only: str | None = None,
 ) -> dict[str, Exhibit | str]:
-    """Every exhibit, or the one error that it ended in; those that changed are drawn too."""
+    """Every exhibit (or one), or the error that it ended in; those that changed are drawn too."""
+    names = list(EXHIBITS) if only is None else [only]
     try:
         sources = open_sources(paths)
     except AnalysisError as error:
-        return dict.fromkeys(EXHIBITS, str(error))
-    return {name: _exhibit(name, sources, (before or {}).get(name)) for name in EXHIBITS}
+        return dict.fromkeys(names, str(error))
+    return {name: _exhibit(name, sources, (before or {}).get(name)) for name in names}
 
 
 def _exhibit(name: str, sources: Sequence[Source], before: Exhibit | str | None) -> Exhibit | str:
@@ -199,6 +214,50 @@ def test_a_log_that_is_being_written_counts_as_far_as_it_is(copy, whole) -> None
     show_damaged(copy, whole, "cvpo-1")
 
 
+# ------------------------------------------------------------------------------ what is thinned
+
+
+def test_thinned_logs_give_the_same_but_for_what_rests_on_trajectories(
+    copy, whole, tmp_path
+) -> None:
+    for source in open_sources(sorted(copy.iterdir())):
+        thin(source, tmp_path / "thin", every=3)
+    found = show(sorted((tmp_path / "thin").iterdir()), whole)
+    differ = {name for name in EXHIBITS if not _is_same(found[name], whole[name])}
+    assert differ == {"figure3_spread", "weight_flow"}
+    for name in differ:
+        assert "steps 3, 6, 9, 12" in found[name].caption
+
+
+def test_a_run_that_is_thinned_beside_whole_ones_is_told_from_them(copy, whole, tmp_path) -> None:
+    thinned = thin(open_source(copy / "cvpo-1"), tmp_path / "thin", every=3)
+    shutil.rmtree(copy / "cvpo-1")
+    thinned.rename(copy / "cvpo-1")
+    found = show_damaged(copy, whole, "steps 3, 6, 9, 12 (cvpo-1)")
+    assert not _is_same(found["weight_flow"], whole["weight_flow"])
+
+
+def test_steps_without_metrics_are_no_zeros(copy, whole) -> None:
+    for run in copy.iterdir():
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join([*lines[:3], *lines[7:]]))
+    found = show(sorted(copy.iterdir()), whole)
+    for label in ("vapo", "cvpo"):
+        before, after = (
+            shown["overhead"].table.set_index(["label", "part"]) for shown in (whole, found)
+        )
+        assert after.loc[(label, "both"), "percent"] == pytest.approx(
+            before.loc[(label, "both"), "percent"]
+        )
+        frame = found["circularity"].table
+        line = frame[(frame["label"] == label) & (frame["metric"] == "sigma/corr_surprise")]
+        assert line.loc[line["what"] == "window", "correlation"].tolist() == pytest.approx(
+            [0.3] * (line["what"] == "window").sum()
+        )
+    for name in ("table1", "figure2_accuracy", "figure5_bins", "weight_flow", "pass_at_k"):
+        assert _is_same(found[name], whole[name]), name
+
+
 # ----------------------------------------------------------------------------------- what differs
 
 
@@ -265,6 +324,41 @@ def test_a_study_s_missing_torn_or_empty_table_is_named(study, tmp_path) -> None
                 text = exhibit if isinstance(exhibit, str) else exhibit.caption
                 assert f"tables/{table.stem}" in text or str(copy) in text, (name, text)
             shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["all", "half"])
+def test_what_a_study_lacks_is_a_gap_or_named(study, tmp_path, every) -> None:
+    """A column that is null throughout has no type; one that is null here and there has."""
+    name, *tables = OF_STUDIES[study.name]
+    whole = show([study], only=name)
+    copy = Path(shutil.copytree(study, tmp_path / study.name))
+    for table in tables:
+        file = study / "tables" / f"{table}.parquet"
+        frame = read_table(study, table)
+        for column in frame.columns:
+            if study.name == "trigger" and column in MEANS_NEVER:
+                continue
+            kept = [entry if row % every else None for row, entry in enumerate(frame[column])]
+            (copy / "tables" / file.name).unlink()
+            RunLog.open(copy).table(table, frame.assign(**{column: kept}))
+            found = show([copy], whole, only=name)[name]
+            if isinstance(found, Exhibit):
+                _check_gaps(found.table, whole[name].table)
+            else:
+                assert f"tables/{table}" in found, (column, found)
+        shutil.copyfile(file, copy / "tables" / file.name)
+
+
+MEANS_NEVER = ("value", "stop", "round", "step")
+"""Columns of the study `trigger` in which no number is a finding."""
+
+
+def _check_gaps(found: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Every number is the whole one, or missing."""
+    assert found.shape == whole.shape
+    for column in whole.columns:
+        same = (found[column] == whole[column]) | found[column].isna()
+        assert same.all(), column
 
 
 def test_two_logs_of_a_study_are_refused_by_path(study, tmp_path) -> None:

@@ -16,6 +16,8 @@ from analysis.selection import (
     over_seeds,
     paragraph,
     recent,
+    steps_of,
+    which_steps,
 )
 from analysis.sources import open_source, open_sources
 from cvpo import RunLog
@@ -138,3 +140,60 @@ def test_the_headline_is_cvpo_then_a_variant_then_any():
 
 def test_a_paragraph_has_the_sentences_that_there_are():
     assert paragraph("One.", None, "Two.", "") == "One. Two."
+
+
+def test_runs_left_out_for_one_reason_have_one_sentence(tmp_path):
+    sources = open_sources(
+        [
+            write_log(tmp_path / "a", method="vapo", steps=1),
+            *(
+                write_log(tmp_path / name, method="grpo", seed=seed, critic=False, steps=1)
+                for seed, name in enumerate("bc")
+            ),
+        ]
+    )
+    notes = holding(sources, "trajectories", ["sigma"], remedy="").notes
+    assert [note for note in notes if "left out" in note] == [
+        "b, c are left out: no sigma in trajectories (null in every row of 00000001.parquet)."
+    ]
+
+
+def test_a_run_without_metrics_is_not_said_to_stand_at_the_start(tmp_path):
+    sources = open_sources(
+        [
+            write_log(tmp_path / "a", method="vapo"),
+            write_log(tmp_path / "b", without=["metrics"]),
+        ]
+    )
+    found = at_the_end(holding(sources, "trajectories", remedy=""))
+    assert found.notes == ("b is left out: without metrics it is not known how far it has come.",)
+
+
+def test_recent_finds_steps_that_stand_between_those_of_the_metrics(tmp_path):
+    path = write_log(tmp_path / "a", steps=40)
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[4::5]))
+    frames = recent(open_source(path), "trajectories", ["step"], 3)
+    assert [frame["step"].iloc[0] for frame in frames] == [38, 39, 40]
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([7], "step 7"),
+        (range(31, 41), "steps 31-40"),
+        ([2, 4, 9], "steps 2, 4, 9"),
+        (range(5, 41, 5), "every 5th step from 5 to 40"),
+        ([*range(10, 100, 10), 98], "every 10th step from 10 to 90, and step 98"),
+        (range(2, 12, 2), "every 2nd step from 2 to 10"),
+        ([5, 10, 15, 20, 40], "5 steps between 5 and 40"),
+        ([1, 2, 3, 10, 11, 20, 30, 40], "8 steps between 1 and 40"),
+    ],
+)
+def test_steps_are_told_in_words_without_a_gap_passed_over(steps, words):
+    assert which_steps(steps) == words
+
+
+def test_runs_of_other_steps_are_named():
+    assert steps_of({"a": [1, 2], "b": [1, 2]}) == "steps 1-2"
+    assert steps_of({"a": [1, 2], "b": [2], "c": [2]}) == "steps 1-2 (a); step 2 (b, c)"

@@ -203,3 +203,56 @@ def test_sentences_state_problems_samples_and_single_runs(collected, tmp_path):
     assert over_text(collected.curves.values()) == "Intervals (95 %) are over seeds and problems."
     alone = collect(open_sources([write_run(tmp_path / "run", verdicts(1))]))
     assert "vapo has one run: there they are over problems only" in over_text(alone.curves.values())
+
+
+def test_samples_are_those_of_the_benchmark_and_the_step(tmp_path):
+    def evaluation(k):
+        return (
+            learning({"a": 3}, 0, seed=1, samples=4 * k)[0]
+            | (learning({"b": 5}, 0, seed=1, samples=k)[0])
+        )
+
+    few = write_run(tmp_path / "few", {0: evaluation(4), 10: evaluation(1), 20: evaluation(2)})
+    many = {0: evaluation(8), 20: evaluation(8)}
+    more = write_run(tmp_path / "more", many, method="ppo")
+    found = collect(open_sources([few, more]))
+    table = levels(found)
+    for label, benchmark, measure, samples in (
+        ("vapo", "a", "final", (8, 8)),
+        ("vapo", "b", "final", (2, 2)),
+        ("vapo", "mean", "final", (2, 8)),
+        ("vapo", "mean", "area", (1, 16)),
+        ("ppo", "b", "final", (8, 8)),
+        ("before training", "a", "final", (16, 32)),
+        ("before training", "b", "final", (4, 8)),
+    ):
+        cell = row(table, label=label, benchmark=benchmark, measure=measure)
+        assert (cell["samples_min"], cell["samples_max"]) == samples
+    assert sizes_text(found) == "Problems (samples of each): a 3 (4 to 32), b 5 (1 to 8)."
+
+
+def test_seeds_before_training_are_those_that_evaluated_the_benchmark(tmp_path):
+    paths = [
+        write_run(tmp_path / "a", learning({"a": 3, "b": 4}, 0, seed=1), seed=1),
+        write_run(tmp_path / "b", learning({"a": 3}, 0, seed=2), seed=2, method="ppo"),
+    ]
+    table = levels(collect(open_sources(paths)))
+    counts = {name: row(table, label="before training", benchmark=name)["seeds"] for name in "ab"}
+    assert counts == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_cost_that_does_not_grow_has_no_curve_over_it(tmp_path, seconds):
+    flat = write_run(tmp_path / "flat", verdicts(1), seconds=seconds)
+    mine = collect(open_sources([flat])).curves["vapo"]
+    assert math.isnan(covered([mine], "device_seconds")[0])
+    assert curve_by_cost(mine, ["a"], "device_seconds") is None
+    assert covered([mine], "tokens") == (0.0, 40_000.0)
+
+
+def test_one_problem_is_said_to_say_nothing_of_others(tmp_path):
+    paths = [
+        write_run(tmp_path / f"{s}", learning({"a": 1, "b": 9}, 0, seed=s), seed=s) for s in (1, 2)
+    ]
+    text = over_text(collect(open_sources(paths)).curves.values())
+    assert text.endswith("Of a there is one problem: nothing is said about others like it.")

@@ -8,7 +8,16 @@ import pytest
 
 from analysis import AnalysisError
 from analysis.markdown import markdown
-from analysis.studies import about, find_study, forest, has_study, plain_log, rows_where, short
+from analysis.studies import (
+    about,
+    find_study,
+    forest,
+    has_study,
+    plain_log,
+    read_table,
+    rows_where,
+    short,
+)
 from tests.study_logs import write_study
 
 ROWS = [
@@ -104,9 +113,62 @@ def test_logarithmic_axes_have_plain_numbers():
 
 
 def test_markdown_keeps_columns_apart_whatever_a_cell_holds():
+    assert markdown(pd.DataFrame({"a": ["x\n\ny"]})).splitlines()[2] == "| x y |"
     text = markdown(pd.DataFrame({"a": ["x|y", 1], "long name": [0.5, "z"]}))
     lines = text.splitlines()
     assert lines[0] == r"| a    | long name |"
     assert lines[1] == r"|------|-----------|"
     assert lines[2] == r"| x\|y | 0.5       |"
     assert len({len(line) for line in lines}) == 1
+
+
+def table_of(tmp_path, **columns):
+    rows = pd.DataFrame({"who": ["a", "b", "b"], "n": [1, 2, 3], "x": [0.5, 1.5, 2.5]} | columns)
+    return write_study(tmp_path / "s", "bound", tables={"t": rows.to_dict("records")})
+
+
+def read(study):
+    return read_table(study, "t", words=["who"], numbers=["n"], gaps=["x"], key=["who", "n"])
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+@pytest.mark.parametrize("rows", [[0, 1, 2], [1]])
+def test_numbers_that_may_be_missing_are_nan_whatever_stands_there(tmp_path, nothing, rows):
+    x = [nothing if row in rows else 0.5 for row in range(3)]
+    found = read(table_of(tmp_path, x=x))
+    assert found["x"].dtype == float
+    assert found["x"].isna().tolist() == [row in rows for row in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"n": [None] * 3}, r"tables/t, row 1: 'n' is nan, no finite number"),
+        ({"n": [1.0, math.nan, 2.0]}, r"tables/t, row 2: 'n' is nan, no finite number"),
+        ({"n": [1.0, 2.0, math.inf]}, r"tables/t, row 3: 'n' is inf, no finite number"),
+        ({"n": ["1", "2", "3"]}, r"tables/t, row 1: 'n' is 1, no number"),
+        ({"x": ["", "2", "3"]}, r"tables/t, row 1: 'x' is , no number"),
+        ({"who": ["a", None, "c"]}, r"tables/t, row 2: 'who' is (nan|None), no text"),
+        ({"who": [None] * 3}, r"tables/t, row 1: 'who' is None, no text"),
+        ({"who": [1, 2, 3]}, r"tables/t, row 1: 'who' is 1, no text"),
+        ({"n": [1, 2, 2]}, r"tables/t, row 3: b, 2 stands there twice"),
+    ],
+)
+def test_what_cannot_be_reckoned_with_is_named_by_table_row_and_column(tmp_path, columns, said):
+    with pytest.raises(AnalysisError, match=said) as error:
+        read(table_of(tmp_path, **columns))
+    assert "run the study again" in str(error.value)
+
+
+def test_a_row_without_a_value_is_refused_unless_it_means_never(tmp_path):
+    rows = [{"quantity": "step", "setting": "d = 1"}, {"quantity": "error", "setting": "d = 1"}]
+    study = write_study(tmp_path / "s", "trigger", rows)
+    assert math.isnan(rows_where(study, "step", never=True)["value"][0])
+    with pytest.raises(AnalysisError, match="no number for the step of d = 1; run the study again"):
+        rows_where(study, "step")
+
+
+def test_a_row_that_stands_there_twice_is_refused(tmp_path):
+    study = write_study(tmp_path / "s", "tracker", [*ROWS, ROWS[0]])
+    with pytest.raises(AnalysisError, match=r"error, real run: beta 0\.9 stands there twice"):
+        rows_where(study, "error of rho")

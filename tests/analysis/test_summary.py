@@ -7,13 +7,16 @@ import matplotlib.image as mpl_image
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from scipy.stats import t as student
 
 from analysis import METHOD_COLORS, method_color
 from analysis.__main__ import main
+from analysis.labels import color
 from analysis.sources import open_sources
 from analysis.summary import draw_curves, load_runs, summarize
 from cvpo.runlog import RunLog
+from tests.training_logs import config_of, write_run
 
 # correct answers of each problem's samples, by step and benchmark
 TRUTH = {
@@ -259,6 +262,7 @@ def test_bad_input_gets_one_line_that_names_the_file_and_the_way_out(tmp_path, c
         (lambda rows: rows.assign(sample=0), "b, problem p0, sample 0 stands there twice"),
         (lambda rows: rows[:0], "the first is an evaluation that has no row"),
         (lambda rows: rows.assign(benchmark="mean"), "'mean' is the tables' own row"),
+        (lambda rows: rows.assign(benchmark="best step"), "'best step' is the tables' own row"),
     ],
 )
 def test_an_evaluation_that_cannot_be_counted_is_refused(tmp_path, capsys, change, message):
@@ -298,6 +302,21 @@ def test_a_method_has_its_own_colour_in_the_figure(tmp_path):
         wanted = [int(method_color(method)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500
     assert len(set(METHOD_COLORS.values())) == len(METHOD_COLORS)
+
+
+def test_settings_of_a_method_have_colours_of_their_own(tmp_path):
+    small = config_of("cvpo", alpha_p=0.1, alpha_n=0.1)
+    other = {0: TRUTH[0], 8: TRUTH[16], 16: TRUTH[8]}
+    paths = [
+        write_run(tmp_path / "a", TRUTH, method="cvpo"),
+        write_run(tmp_path / "b", other, method="cvpo", config=small),
+    ]
+    runs = load_runs(open_sources(paths))
+    assert [run.label for run in runs] == ["cvpo", "cvpo c=.1"]
+    draw_curves(runs, ["AIME24", "AMC23"], tmp_path / "x.png")
+    pixels = mpl_image.imread(tmp_path / "x.png")[..., :3]
+    for run in runs:
+        assert (np.abs(pixels - to_rgb(color(run.label))).max(axis=-1) < 0.01).sum() > 500
 
 
 @pytest.mark.parametrize("name", [r"$\frac$", "a_b^c", "100%"])

@@ -28,7 +28,7 @@ def rows(count=3):
 
 @pytest.fixture
 def run(tmp_path):
-    config = {"steps": 25, "model": {"path": "/home/someone/models/small"}, "run_dir": "runs/a"}
+    config = {"steps": 25, "model": {"path": "/models/small"}, "run_dir": "runs/a"}
     log = RunLog.create(
         tmp_path / "run", config=config, seed=3, method="vapo", verifier="exact", hosts=["gpu-17"]
     )

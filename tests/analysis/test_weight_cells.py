@@ -18,7 +18,7 @@ def band_of(rho):
 
 def test_cells_are_those_of_a_plain_loop(tmp_path):
     path = write_log(tmp_path / "a", switch=8)
-    cells, dropped = read_cells(open_source(path))
+    found = read_cells(open_source(path))
     expected = defaultdict(lambda: dict.fromkeys(SUMS, 0.0))
     for row in read_trajectories(path).to_dict("records"):
         phase = "bottleneck" if row["step"] > 8 else "early"
@@ -28,10 +28,11 @@ def test_cells_are_those_of_a_plain_loop(tmp_path):
         w = row["w_s"] * row["w_d"]
         for name, x in zip(SUMS, (1, row["w_s"], row["w_d"], w, size, w * size), strict=True):
             cell[name] += x
-    for row in cells.to_dict("records"):
+    for row in found.sums.to_dict("records"):
         key = row["phase"], row["band"], row["outcome"]
         assert {name: row[name] for name in SUMS} == pytest.approx(expected[key])
-    assert dropped == 0
+    assert found.dropped == 0
+    assert found.steps == tuple(range(1, 13))
 
 
 @pytest.mark.parametrize(
@@ -41,20 +42,20 @@ def test_cells_are_those_of_a_plain_loop(tmp_path):
 )  # fmt: skip
 def test_the_low_and_the_high_set_are_whole_bands(tmp_path, rho, band):
     write(tmp_path / "a", rho=rho)
-    cells, _ = read_cells(open_source(tmp_path / "a"))
+    cells = read_cells(open_source(tmp_path / "a")).sums
     assert cells.loc[cells["trajectories"] == 1, "band"].tolist() == [band]
 
 
 def test_a_run_without_a_switch_is_early_throughout(tmp_path):
-    cells, _ = read_cells(open_source(write_log(tmp_path / "a")))
+    cells = read_cells(open_source(write_log(tmp_path / "a"))).sums
     assert cells.loc[cells["phase"] == "bottleneck", "trajectories"].sum() == 0
 
 
 def test_trajectories_that_lack_a_weight_are_counted_and_left_out(tmp_path):
     write(tmp_path / "a", w_s=None)
-    cells, dropped = read_cells(open_source(tmp_path / "a"))
-    assert dropped == 1
-    assert cells["trajectories"].sum() == 0
+    found = read_cells(open_source(tmp_path / "a"))
+    assert found.dropped == 1
+    assert found.sums["trajectories"].sum() == 0
 
 
 def write(path, **changed):

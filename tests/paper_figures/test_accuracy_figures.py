@@ -1,12 +1,13 @@
 """Figures 2 and 4, accuracy over cost, and pass@k: their numbers, gaps and bytes."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
 
 from analysis import AnalysisError
-from analysis.exhibit import plt, save
+from analysis.exhibit import plt, save, style
 from analysis.sources import open_sources
 from paper_figures import accuracy_cost, figure2_accuracy, figure4_coefficient, pass_at_k
 from tests.training_logs import config_of, learning, write_run
@@ -96,6 +97,59 @@ def test_figure_2_of_runs_without_a_common_benchmark_shows_each(tmp_path):
     assert "no mean" in exhibit.caption
 
 
+def titles(exhibit):
+    return [panel.get_title() for panel in exhibit.figure.axes]
+
+
+def legend(exhibit):
+    return [text.get_text().split(" (")[0] for text in exhibit.figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("module", [figure2_accuracy, pass_at_k])
+def test_every_benchmark_has_a_panel_and_a_mean_only_what_is_common(tmp_path, module):
+    def make(*sizes):
+        paths = [
+            write_run(
+                tmp_path / f"{len(sizes)}-{method}", learning(size, 0.1, seed=1), method=method
+            )
+            for method, size in zip(("vapo", "ppo"), sizes, strict=True)
+        ]
+        return module.make(open_sources(paths))
+
+    apart = make({"a": 4}, {"b": 4})
+    assert titles(apart) == ["a", "b"]
+    assert sorted(legend(apart)) == ["ppo", "vapo"]
+    for run in tmp_path.iterdir():
+        run.rename(run.with_name(f"old-{run.name}"))
+    partly = make({"a": 4, "b": 4, "c": 4}, {"a": 4, "b": 4})
+    assert titles(partly) == ["mean of 2 benchmarks", "a", "b", "c"]
+
+
+NAMES = {"数学 90 %": 4, "AMC 23/24 $x$": 4, "a_b^{c}\n": 4, "x" * 90: 4}
+METHOD = "méthode 法 " + " ".join(["rather-long"] * 12)
+
+
+@pytest.mark.parametrize("module", [figure2_accuracy, accuracy_cost, pass_at_k])
+def test_names_of_any_kind_are_drawn_and_inside_the_figure(tmp_path, module):
+    sources = open_sources(
+        [
+            write_run(tmp_path / name, learning(NAMES, 0.1, seed=1), method=method, config={})
+            for name, method in (("a", "vapo"), ("b", METHOD))
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a letter that the font lacks, of panels without room
+        exhibit = module.make(sources)
+        with style():
+            exhibit.figure.canvas.draw()
+    figure = exhibit.figure
+    texts = [*figure.legends[0].get_texts(), *(panel.title for panel in figure.axes)]
+    for box in (text.get_window_extent() for text in texts if text.get_text()):
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+    assert len(set(titles(exhibit))) == len(figure.axes) or module is accuracy_cost
+
+
 # --------------------------------------------------------------------------------- figure 4
 
 
@@ -114,6 +168,7 @@ def test_figure_4_shows_every_coefficient_beside_the_papers(tmp_path):
     assert "25 of AMC23's 40 problems" in exhibit.caption
     assert "In the mean cvpo - cvpo c=.1 is" in exhibit.caption
     assert "not claimed: 2 seeds" in exhibit.caption
+    assert set(legend(exhibit)) == {"add-1", "AMC23", "mean", "AIME24", "AIME25"}
 
 
 def test_figure_4_takes_runs_that_differ_in_c_alone(tmp_path):
@@ -204,6 +259,13 @@ def test_pass_at_k_goes_up_to_the_fewest_samples(tmp_path):
     assert table["k"].tolist() == [1, 2, 3]
     expected = [(2 / 3 + 1 / 2) / 2, (1 + 4 / 5) / 2, (1 + 19 / 20) / 2]
     assert table["pass_at_k"].tolist() == pytest.approx(expected)
+
+
+def test_a_benchmark_s_k_is_not_cut_short_by_another_s(tmp_path):
+    verdicts = {5: {"few": [[0, 1]] * 3, "many": [[0, 1] * 4] * 3}}
+    table = pass_at_k.make(open_sources([write_run(tmp_path / "run", verdicts)])).table
+    ks = {name: rows["k"].tolist() for name, rows in table.groupby("benchmark")}
+    assert ks == {"few": [1, 2], "many": [1, 2, 4, 8], "mean": [1, 2]}
 
 
 def test_partial_credit_has_no_pass_at_k(tmp_path, paths):

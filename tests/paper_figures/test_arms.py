@@ -1,5 +1,7 @@
 """The control arms of W_S against the printed equations, trained and simulated."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -77,7 +79,31 @@ def test_runs_are_compared_at_the_last_step_that_all_of_them_evaluated(tmp_path)
         run(tmp_path, "literal", 1, steps=(0, 10, 20)),
         run(tmp_path, "constant", 1, steps=(0, 10)),  # still being written
     ]
-    assert make(sources).table["step"].tolist() == [10]
+    exhibit = make(sources)
+    assert exhibit.table["step"].tolist() == [10]
+    assert "its twin are compared at step 10, the last that all of their runs" in exhibit.caption
+
+
+def test_the_start_says_nothing_of_an_arm(tmp_path):
+    sources = [
+        run(tmp_path, "literal", 1, steps=(0, 10)),
+        run(tmp_path, "constant", 1, steps=(0,)),
+        run(tmp_path, "none", 1, steps=(0, 10)),
+    ]
+    exhibit = make(sources)
+    assert exhibit.table["arm"].tolist() == ["none"]
+    assert (
+        "(constant) is left out: it and cvpo-stochasticity share no problem at a step after "
+        in (exhibit.caption)
+    )
+
+
+def test_arms_of_one_seed_and_of_several_say_what_their_intervals_are_over(tmp_path):
+    sources = [run(tmp_path, arm, seed) for arm in ("literal", "none") for seed in (1, 2)]
+    caption = make([*sources, run(tmp_path, "hard", 1)]).caption
+    assert (
+        "over seeds and problems, for cvpo-stochasticity (hard) problems only, since there is one"
+    ) in caption
 
 
 def test_seeds_without_a_twin_do_not_count(tmp_path):
@@ -125,3 +151,26 @@ def test_what_is_missing_is_said_and_not_drawn(tmp_path):
 def test_nothing_at_all_says_how_to_get_some():
     with pytest.raises(AnalysisError, match="python -m sim weights"):
         make([])
+
+
+def test_trees_without_literal_are_refused(tmp_path):
+    trees = [{"arm": "none", "seed": 1, "accuracy": 0.5}]
+    arms = [
+        {"world": "bandit", "arm": "literal", "less": "none", "difference": 0.1}
+        | {"measure": "accuracy at the end", "low": 0.0, "high": 0.2, "seeds": 5}
+    ]
+    with pytest.raises(AnalysisError, match="tables/trees has no seed of literal"):
+        make([weights(tmp_path / "s", {"trees": trees, "arms": arms})])
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_of_one_seed_there_is_no_interval_and_without_a_number_no_arm(tmp_path, nothing):
+    trees = [{"arm": arm, "seed": 1, "accuracy": 0.5} for arm in ("literal", "none")]
+    row = {"world": "bandit", "arm": "literal", "less": "none", "difference": 0.1, "seeds": 1}
+    row |= {"measure": "accuracy at the end", "low": nothing, "high": nothing}
+    exhibit = make([weights(tmp_path / "s", {"trees": trees, "arms": [row]}, seeds=(1,))])
+    assert exhibit.table["value"].tolist() == [0.0, -0.1]
+    assert exhibit.table["low"].isna().all()
+    lost = [row | {"difference": nothing}]
+    with pytest.raises(AnalysisError, match="tables/arms lacks a number of the accuracy"):
+        make([weights(tmp_path / "t", {"trees": trees, "arms": lost}, seeds=(1,))])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from analysis import AnalysisError
 from paper_figures.bound_tightness import LINKS, make
 from tests.study_logs import write_study
 
@@ -83,3 +84,14 @@ def test_worlds_without_a_gradient_are_left_out_and_counted(tmp_path):
     assert "2 worlds without any gradient are left out" in exhibit.caption
     links = exhibit.table[exhibit.table["panel"] == "links"]
     assert np.isfinite(links["value"].astype(float)).all()
+
+
+def test_worlds_of_which_none_has_a_gradient_are_refused(tmp_path):
+    with pytest.raises(AnalysisError, match="no world has a gradient"):
+        make([study(tmp_path / "s", tables={"worlds": worlds((0.0,))})])
+
+
+def test_a_chain_of_which_a_quantity_is_missing_is_refused_by_name(tmp_path):
+    rows = [row for row in chain() if row["quantity"] != "printed bound (13)"]
+    with pytest.raises(AnalysisError, match=r"no printed bound \(13\) of the chain"):
+        make([study(tmp_path / "s", rows, tables={"worlds": worlds()})])

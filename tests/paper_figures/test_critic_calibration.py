@@ -91,3 +91,19 @@ def test_the_same_logs_give_the_same_bytes(tmp_path):
     sources = open_sources([write_log(tmp_path / "a")])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
+
+
+def test_a_place_that_one_seed_has_no_token_in_is_not_of_two_runs(tmp_path):
+    rng = np.random.default_rng(0)
+    for seed, lengths in ((1, 1), (2, 10)):
+        log = RunLog.create(
+            tmp_path / f"s{seed}", config={}, seed=seed, method="vapo", verifier="exact"
+        )
+        V = rng.uniform(-1, 1, (40, 10))
+        mask = np.arange(10) < np.full((40, 1), lengths)
+        log.calibration(1, calibration(V, np.sign(V), mask, np.ones(40)))
+    table = make(open_sources([tmp_path / "s1", tmp_path / "s2"])).table
+    runs = table[(table["what"] == "error") & (table["when"] == "last")].set_index("position_bin")
+    assert runs.loc[0, "runs"] == 2
+    assert runs.loc[9, "runs"] == 1
+    assert math.isnan(runs.loc[9, "low"])

@@ -7,9 +7,10 @@ import pytest
 
 from analysis import AnalysisError
 from analysis.exhibit import save
-from analysis.sources import open_sources
+from analysis.sources import open_source, open_sources
 from analysis.spread import LAST_STEPS
-from cvpo import read_scores, read_trajectories
+from analysis.thin import thin
+from cvpo import RunLog, read_scores, read_trajectories
 from paper_figures.figure3_spread import make
 from tests.logs import Effect, write_log
 
@@ -44,6 +45,7 @@ def test_the_median_is_that_of_the_trajectories_and_its_ratio_is_paired_by_seed(
     assert found["trajectories"] == 3 * 32 * LAST_STEPS
     assert (found["first_step"], found["last_step"]) == (3, 12)
     assert "paired by seed: cvpo" in exhibit.caption
+    assert f"{6 * 32 * LAST_STEPS:,} trajectories of steps 3-12" in exhibit.caption
 
 
 def test_the_frozen_critic_has_a_panel_of_its_own(tmp_path):
@@ -115,3 +117,38 @@ def test_the_same_logs_give_the_same_bytes(tmp_path):
     sources = open_sources([write_log(tmp_path / "a", method="vapo", scored_by="judge")])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
+
+
+def test_a_ratio_is_over_the_seeds_of_both_and_says_how_many(tmp_path):
+    paths = [write_log(tmp_path / f"v{s}", method="vapo", seed=s) for s in (1, 2, 3)]
+    paths += [write_log(tmp_path / f"c{s}", seed=s) for s in (2, 3, 4)]
+    exhibit = make(open_sources(paths))
+    found = row(exhibit, "cvpo")
+    logs = [math.log(median(tmp_path / f"c{s}") / median(tmp_path / f"v{s}")) for s in (2, 3)]
+    assert found["ratio"] == pytest.approx(math.exp(np.mean(logs)))
+    assert found["ratio_seeds"] == 2
+    assert "(a, 2 seeds of both)" in exhibit.caption
+
+
+def test_a_thinned_log_says_which_steps_it_rests_on_and_is_of_these(tmp_path):
+    path = write_log(tmp_path / "a", method="vapo", steps=42)
+    thinned = thin(open_source(path), tmp_path / "thin", every=5)
+    exhibit = make(open_sources([thinned]))
+    assert "trajectories of every 5th step from 5 to 40, and step 42." in exhibit.caption
+    kept = read_trajectories(path, steps=[*range(5, 41, 5), 42])["sigma"]
+    assert row(exhibit, "vapo")["median"] == pytest.approx(np.median(kept**2))
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e12])
+def test_a_spread_of_any_size_is_drawn_where_it_lies(tmp_path, size):
+    path = write_log(tmp_path / "a", method="vapo", steps=1)
+    rows = read_trajectories(path).drop(columns="step")
+    (path / "trajectories" / "00000001.parquet").unlink()
+    RunLog.open(path).trajectories(1, rows.assign(sigma=size * rows["sigma"]))
+    panel = make(open_sources([path])).figure.axes[0]
+    middle = (size * np.median(rows["sigma"])) ** 2
+    low, high = panel.get_xlim()
+    assert low < middle < high
+    curve = max(panel.lines, key=lambda line: len(line.get_xdata()))
+    drawn = np.asarray(curve.get_xdata())[np.isfinite(curve.get_ydata())]
+    assert drawn.min() < middle < drawn.max()

@@ -90,3 +90,12 @@ def test_the_same_logs_give_the_same_bytes(tmp_path):
     sources = open_sources(runs(tmp_path, "vapo", "cvpo"))
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
+
+
+def test_rounds_that_are_not_in_the_log_are_told_and_not_made_up(tmp_path):
+    path = write_log(tmp_path / "a", method="vapo", steps=20)
+    (path / "prompts" / "00000002.parquet").unlink()
+    exhibit = make(open_sources([path]))
+    assert "vapo has no round 2 (counted from 0)" in exhibit.caption
+    assert sorted(set(exhibit.table["round"])) == [0, 1, 3, 4]
+    assert "has no round" not in make(open_sources(runs(tmp_path, "cvpo"))).caption

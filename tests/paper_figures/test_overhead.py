@@ -109,3 +109,11 @@ def test_a_log_without_timed_phases_is_left_out_or_refused(tmp_path):
     assert "bare is left out" in exhibit.caption
     with pytest.raises(AnalysisError, match="no step's phases are timed"):
         make(open_sources([run(tmp_path / "young", phases(), steps=(0,))]))
+
+
+def test_runs_without_a_timed_step_are_not_counted(tmp_path):
+    young = run(tmp_path / "young", phases(), seed=2, steps=(0,))
+    exhibit = make(open_sources([young, run(tmp_path / "a", phases())]))
+    assert row(exhibit.table, "cvpo", "both")["runs"] == 1
+    assert "Runs: cvpo (seed 1)." in exhibit.caption
+    assert "young is left out: none of its steps is timed." in exhibit.caption

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from analysis import AnalysisError
 from paper_figures.sensitivity import make
 from tests.study_logs import write_study
 
@@ -30,8 +31,8 @@ def sobol(totals=(0.2, 0.6)):
     ]
 
 
-def study(path, sides=SIDES, **options):
-    tables = {"one_at_a_time": sides, "sobol": sobol()}
+def study(path, sides=SIDES, indices=None, **options):
+    tables = {"one_at_a_time": sides, "sobol": sobol() if indices is None else indices}
     return write_study(path, "sensitivity", tables=tables, points=64, **options)
 
 
@@ -71,3 +72,24 @@ def test_the_drawn_points_are_percent(tmp_path):
     assert list(drawn["lowest value"].get_xdata()) == pytest.approx([0, -2])
     drawn = {line.get_label(): line for line in right.lines}
     assert list(drawn["of final accuracy"].get_xdata()) == pytest.approx([60, 20])
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_an_outcome_that_does_not_vary_has_no_shares(tmp_path, nothing):
+    names = ("first", "first_low", "first_high", "total", "total_low", "total_high")
+    indices = [row | dict.fromkeys(names, nothing) for row in sobol()]
+    exhibit = make([study(tmp_path / "s", indices=indices)])
+    exhibit.figure.draw_without_rendering()
+    assert "there is none, since the final accuracy is the same at every point" in exhibit.caption
+    assert exhibit.table.loc[exhibit.table["panel"] == "Sobol", "total"].isna().all()
+
+
+def test_a_constant_that_was_moved_to_one_side_only_is_drawn_there(tmp_path):
+    exhibit = make([study(tmp_path / "s", SIDES[1:])])
+    alone = exhibit.table[exhibit.table["parameter"] == "alpha_p"]
+    assert alone["end"].dropna().tolist() == ["high"]
+
+
+def test_tables_of_other_constants_are_refused(tmp_path):
+    with pytest.raises(AnalysisError, match="not of the same constants"):
+        make([study(tmp_path / "s", SIDES[2:])])

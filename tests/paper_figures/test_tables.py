@@ -117,6 +117,14 @@ def test_a_log_without_the_declaration_gets_the_method_s_own(tmp_path):
     assert row(exhibit, "value pretraining")["here"] == "8"
 
 
+def test_a_configuration_with_sections_left_empty_is_read_all_the_same(tmp_path):
+    config = {"rollout": {}, "algorithm": None, "pretraining": None, "declared": None}
+    RunLog.create(tmp_path / "a", config=config, seed=1, method="cvpo", verifier="exact")
+    exhibit = table_hyperparameters.make([open_source(tmp_path / "a")])
+    assert row(exhibit, "GAE")["here"] == "1 / .17 / -"
+    assert row(exhibit, "alpha_P")["here"] == "- / -"
+
+
 @pytest.mark.parametrize("make", [table_designs.make, table_hyperparameters.make])
 def test_the_table_is_the_same_each_time_and_has_no_hole(make):
     first, again = make([]), make([])

@@ -97,7 +97,8 @@ def test_the_real_run_stands_beside_with_its_own_interval(tmp_path):
     real = exhibit.table[exhibit.table["drift"] == "a real run"]
     first = real.iloc[0]
     assert (first["value"], first["low"], first["high"]) == pytest.approx((0.2, 0.1, 0.3))
-    assert "next 8 rollouts of a prompt (n = 50 predictions)" in exhibit.caption
+    assert "next 8 rollouts of a prompt (500 predictions)" in exhibit.caption
+    assert "its interval is over 50 prompts" in exhibit.caption
 
 
 def test_a_study_without_a_real_run_says_so(tmp_path):
@@ -111,6 +112,14 @@ def test_a_lag_that_never_comes_is_named(tmp_path):
     assert "Not reached in 1000 rounds: bots." in exhibit.caption
     lag = exhibit.table[exhibit.table["quantity"] == "lag"]
     assert lag[lag["tracker"] == "beta 1"]["value"].tolist() == [20, 20]
+
+
+def test_lags_that_never_come_are_drawn_as_none(tmp_path):
+    never = [row | {"value": math.nan} for row in rows(real=False)]
+    log = write_study(tmp_path / "s", "tracker", never, {"tracker_seeds": seeds_table()})
+    exhibit = make([log])
+    exhibit.figure.draw_without_rendering()
+    assert "Not reached in 1000 rounds: beta 1, beta 0.9, bots." in exhibit.caption
 
 
 def test_one_seed_has_no_interval(tmp_path):

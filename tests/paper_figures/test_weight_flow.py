@@ -7,7 +7,8 @@ import pytest
 
 from analysis import AnalysisError
 from analysis.exhibit import save
-from analysis.sources import open_sources
+from analysis.sources import open_source, open_sources
+from analysis.thin import thin
 from analysis.weight_cells import BANDS
 from cvpo import RunLog, read_trajectories
 from paper_figures import weight_flow
@@ -106,3 +107,29 @@ def test_the_same_logs_give_the_same_bytes(tmp_path):
     sources = open_sources([write_log(tmp_path / "a", switch=5)])
     files = [save(make(sources), tmp_path / name, "x") for name in ("one", "two")]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
+
+
+def test_a_thinned_log_says_which_steps_it_rests_on_and_is_of_these(tmp_path):
+    path = write_log(tmp_path / "a", steps=24)
+    thinned = thin(open_source(path), tmp_path / "thin", every=5)
+    exhibit = make(open_sources([thinned]))
+    assert "of every 5th step from 5 to 20, and step 24" in exhibit.caption
+    rows = plain(path)
+    rows = rows[rows["step"].isin([5, 10, 15, 20, 24])]
+    found = exhibit.table[(exhibit.table["outcome"] == "both")].set_index("band")
+    assert found["trajectories"].sum() == len(rows)
+    for band, inside in rows.groupby("band"):
+        assert found.loc[band, "w"] == pytest.approx(inside["w"].mean())
+        assert found.loc[band, "before"] == pytest.approx(inside["size"].sum() / rows["size"].sum())
+
+
+def test_shares_of_advantages_that_are_all_0_are_no_number(tmp_path):
+    path = write_log(tmp_path / "a", steps=2)
+    rows = read_trajectories(path, steps=[1]).drop(columns="step").assign(advantage_mean=0.0)
+    for file in (path / "trajectories").iterdir():
+        file.unlink()
+    RunLog.open(path).trajectories(1, rows)
+    exhibit = make(open_sources([path]))
+    assert "cvpo no advantage but 0." in exhibit.caption
+    assert exhibit.table["before"].isna().all()
+    assert exhibit.table["w"].notna().all()

@@ -58,6 +58,8 @@ def test_steps_so_far_apart_are_scored_and_the_last(
 ) -> None:
     config, critic = judged
     train(tiny_config("method=grpo", "steps=5", f"run_dir={config.folder}"))
+    score(config, run=config.folder, critic=critic, name="late", every=2, first=3)
+    assert list_steps(config.folder, "scores/late") == [4, 5]
     score(config, run=config.folder, critic=critic, name="judge", every=2)
     assert list_steps(config.folder, "scores/judge") == [2, 4, 5]
     score(config, run=config.folder, critic=critic, name="judge")
