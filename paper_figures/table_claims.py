@@ -28,7 +28,7 @@ from analysis.selection import Selection, at_the_end, describe, holding, over_se
 from analysis.sources import Source, ranges
 from analysis.spread import LAST_STEPS, OWN, read_spread
 from analysis.statistics import MEAN, at_cost, base, covered, over_text, sizes_text
-from analysis.studies import about, find_study, read_table
+from analysis.studies import find_study, read_table, seeds
 from cvpo import (
     BetaTracker,
     CurriculumConfig,
@@ -222,8 +222,8 @@ def _on_claim(number: int, given: Given) -> Iterator[Finding]:
     yield from _simulated(number, given)
 
 
-def _too_few_seeds(seeds: set[int]) -> Iterator[Row]:
-    few = ranges(n for n in seeds if n < CLAIM_SEEDS)
+def _too_few_seeds(counts: set[int]) -> Iterator[Row]:
+    few = ranges(n for n in counts if n < CLAIM_SEEDS)
     if few:
         yield _gap(f"what other seeds would give: a claim takes {CLAIM_SEEDS} of them, here: {few}")
 
@@ -296,23 +296,17 @@ def _short(number: float, unit: str) -> str:
 
 
 def _caption(given: Given, rows: Sequence[Row], notes: Sequence[str]) -> str:
-    family = sum(row.accuracy for row in rows)
-    trained = any(row.measure and row.source == TRAININGS for row in rows)
-    studies = [
-        about(find_study(given.sources, name))
-        for name, read in given.studies.items()
-        if not isinstance(read, AnalysisError) and len(read)
-    ]
+    said = {row.source for row in rows if row.measure}
     return paragraph(
         "What is known here of each claim of the paper, with 95 % intervals.",
-        *(_about_trainings(given, family) if trained else ()),
-        "The simulator's verdicts are on the claim, each in its own setting." if studies else None,
-        *studies,
+        *(_about_trainings(given, rows) if TRAININGS in said else ()),
+        _about_studies(given) if SIMULATOR in said else None,
         *notes,
     )
 
 
-def _about_trainings(given: Given, family: int) -> Iterator[str]:
+def _about_trainings(given: Given, rows: Sequence[Row]) -> Iterator[str]:
+    family = sum(row.accuracy for row in rows)
     yield (
         "Trainings: the verdict on a difference is whether it is higher or lower than 0 (a ratio: "
         f"than 1), from {CLAIM_SEEDS} seeds on. Differences of accuracy are in percentage points "
@@ -323,6 +317,18 @@ def _about_trainings(given: Given, family: int) -> Iterator[str]:
     if family:
         yield sizes_text(given.collected)
         yield over_text(given.collected.curves.values())
+
+
+def _about_studies(given: Given) -> str:
+    studies = [
+        f"{name} ({_many(len(seeds(find_study(given.sources, name))), 'seed')})"
+        for name, read in given.studies.items()
+        if not isinstance(read, AnalysisError) and len(read)
+    ]
+    return (
+        "Simulator: the verdict is on the claim, in the study's own setting, whose truth is known "
+        f"(python -m sim NAME): {', '.join(studies)}."
+    )
 
 
 # ---------------------------------------------------------------------------------- simulator
@@ -514,7 +520,6 @@ def _early(given: Given) -> Iterator[Finding]:
     yield from _until(mine.runs, int(first[0]))
 
 
-@_careful
 def _until(runs: Sequence[Source], step: int) -> Iterator[Finding]:
     watched = [run for run in runs if len(_metric(run, _PHASE))]
     if watched:
@@ -547,14 +552,13 @@ def _spread(given: Given) -> Iterator[Finding]:
     scored = Counter(
         part for run in given.sources for part in run.parts if part.startswith("scores/")
     )
-    if scored:
-        part = max(sorted(scored), key=lambda name: scored[name])
-        yield from _spread_under(given, part, f"all under critic {part.removeprefix('scores/')}")
-    else:
-        yield _gap(
-            "whether a shift is the policy's or its critic's: no responses were scored by one "
+    if not scored:
+        raise AnalysisError(
+            "whether a shift of sigma is the policy's or its critic's: no run has scores by one "
             "frozen critic (python -m train score)"
         )
+    part = max(sorted(scored), key=lambda name: scored[name])
+    yield from _spread_under(given, part, f"all under critic {part.removeprefix('scores/')}")
 
 
 @_careful
@@ -717,6 +721,9 @@ def _low_set(runs: Sequence[Source], when: str) -> Iterator[Row]:
     """Whether its success rate still rose, as the noise-aware detector sees it."""
     reports = [_report(run) for run in runs]
     stopped = [report.low_stopped for report in reports if report.low_count]
+    untold = len(runs) - len(stopped)
+    if untold:
+        yield _gap(f"the low set of {_many(untold, 'run')} {when}: too few rounds or prompts")
     if not stopped:
         return
     what = f"relative rise a round of the low set's success rate, {_POOLED.window} rounds {when}"
@@ -781,7 +788,9 @@ def _flat(selection: Selection) -> list[Source]:
 
 
 def _metric(run: Source, name: str) -> pd.Series:
-    """A scalar by step, where it was logged."""
+    """A scalar by step, as far as it was logged."""
+    if run.lacks("metrics", name):
+        return pd.Series(dtype=np.float64)
     return run.metrics([name]).set_index("step")[name].dropna()
 
 
@@ -826,8 +835,7 @@ def _row(measure: str, found: Interval, unit: str, n: str, scale: float = 1.0) -
 
 def _tested(row: Row, found: Interval) -> Row:
     """As a difference between seeds' pairs, on which a verdict is due."""
-    seeds = found.sizes[0]
-    return replace(row, seeds=seeds, difference=found.estimate, p=p_value(found))
+    return replace(row, seeds=found.sizes[0], difference=found.estimate, p=p_value(found))
 
 
 BY_TRAININGS: dict[int, Callable[[Given], Iterator[Finding]]] = {

@@ -397,6 +397,13 @@ def test_a_switch_is_counted_with_its_round_and_the_low_set_then(tmp_path):
     assert at_end[["value", "n"]].tolist() == [1, "2 runs"]  # that of zeros has stopped
 
 
+def test_a_switch_before_the_detector_can_tell_is_a_gap(tmp_path):
+    exhibit = make(open_sources([counted(tmp_path / "a", rising(14), switch=5)]))
+    assert row(exhibit, 6, "round of the switch")["value"] == 6
+    assert "the low set of 1 run up to the switch: too few rounds" in gaps(exhibit, 6)
+    assert rows(exhibit, 6, "surely stopped").empty
+
+
 def test_without_a_switch_there_is_no_round_of_one(tmp_path):
     w_d = [np.ones(40)]
     exhibit = make(open_sources([counted(tmp_path / "a", rising(14), w_d=w_d)]))
@@ -451,7 +458,7 @@ def test_a_study_s_verdicts_stand_as_they_are(tmp_path):
     columns = ["measure", "value", "low", "high", "unit", "n", "verdict"]
     assert found[columns].tolist() == ["excess: steady", 0.5, 0.4, 0.6, "share", "n = 7", "fails"]
     assert row(exhibit, 8, source="simulator")["verdict"] == "holds"
-    assert "python -m sim tracker" in exhibit.caption
+    assert "tracker (5 seeds)" in exhibit.caption
 
 
 def test_a_study_that_is_missing_or_silent_is_named(tmp_path):
