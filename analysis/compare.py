@@ -50,7 +50,9 @@ def differences(
     table = pd.DataFrame(rows)
     if len(table):
         table["p_holm"] = holm(table["p"].to_numpy())
-        table["verdict"] = list(map(_verdict, table["seeds"], table["difference"], table["p_holm"]))
+        table["verdict"] = list(
+            map(verdict_on, table["seeds"], table["difference"], table["p_holm"])
+        )
     return table, notes
 
 
@@ -130,7 +132,8 @@ def _samples(mine: Curves) -> str:
     return "-".join(map(str, sorted(set(mine.sizes))))
 
 
-def _verdict(seeds: int, difference: float, p_holm: float) -> str:
+def verdict_on(seeds: int, difference: float, p_holm: float) -> str:
+    """What is claimed of a difference, given its seeds and its adjusted p-value."""
     if seeds < CLAIM_SEEDS:
         return f"not claimed: {seeds} seed{'s' if seeds > 1 else ''}"
     if math.isnan(p_holm):

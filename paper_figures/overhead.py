@@ -66,13 +66,13 @@ def make(sources: Sequence[Source]) -> Exhibit:
 def _timed(
     groups: Groups,
 ) -> tuple[Groups, dict[str, list[tuple[dict[str, float], int]]], list[str]]:
-    """The runs that have timed steps, what `_shares` says of each, and a note on the others."""
+    """The runs that have timed steps, what `shares_of` says of each, and a note on the others."""
     kept: Groups = {}
     timed: dict[str, list[tuple[dict[str, float], int]]] = {}
     others = []
     for label, runs in groups.items():
         for run in runs:
-            found = _shares(run)
+            found = shares_of(run)
             if found is None:
                 others.append(run.name)
             else:
@@ -85,7 +85,7 @@ def _timed(
     return kept, timed, [f"{name} is left out: none of its steps is timed." for name in others]
 
 
-def _shares(run: Source) -> tuple[dict[str, float], int] | None:
+def shares_of(run: Source) -> tuple[dict[str, float], int] | None:
     """Percent of a run's time in each part and in both, and the steps that were timed."""
     names = [name for name in run.contents["metrics"].columns if name.startswith("seconds/")]
     seconds = run.metrics(names).set_index("step")

@@ -17,7 +17,7 @@ from analysis.exhibit import save
 from analysis.sources import open_sources
 from cvpo import RunLog, pass_at_k, read_scores, read_trajectories
 from cvpo.metrics import holm
-from paper_figures.table_claims import CLAIMS, LAST_ROUNDS, STUDIES, make
+from paper_figures.table_claims import CLAIMS, LAST_ROUNDS, STUDIES, _enough, make
 from sim.claims import CLAIMS as SIMULATED
 from tests.logs import Effect, write_log
 from tests.study_logs import write_study
@@ -557,3 +557,15 @@ def test_the_same_logs_give_the_same_bytes(tmp_path):
     assert {file.suffix for file in made[0]} == {".csv", ".txt", ".md"}
     for one, other in pairwise(made):
         assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
+
+
+def test_the_seeds_it_would_take_are_those_of_the_power_formula():
+    seen = {"seeds": 3, "unit": "points", "value": 4.0, "low": 4 - 1.96 * 2, "high": 4 + 1.96 * 2}
+    # 3 seeds have a standard error of 2, and (1.960 + .842) 2 / 4 squared is 1.962.
+    assert _enough(seen) == 6
+    assert _enough(seen | {"value": 2.0}) == math.ceil(3 * 4 * 1.9622)
+    ratio = {"unit": "ratio", "value": math.exp(0.4), "low": math.exp(0.008)}
+    assert _enough(seen | ratio | {"high": math.exp(0.792)}) == 6
+    assert _enough(seen | {"low": 3.9, "high": 4.1}) == 5  # never fewer
+    for lacking in ({"seeds": 1}, {"value": 0.0}, {"low": math.nan}):
+        assert math.isnan(_enough(seen | lacking))
