@@ -226,7 +226,7 @@ def test_thinned_logs_give_the_same_but_for_what_rests_on_trajectories(
     differ = {name for name in EXHIBITS if not _is_same(found[name], whole[name])}
     assert differ - {"table_claims"} == {"figure3_spread", "weight_flow"}
     for name in ("figure3_spread", "weight_flow"):
-        assert "steps 3, 6, 9, 12" in found[name].caption
+        assert "every 3rd step from 3 to 12" in found[name].caption
 
 
 def test_a_run_that_is_thinned_beside_whole_ones_is_told_from_them(copy, whole, tmp_path) -> None:
@@ -235,7 +235,7 @@ def test_a_run_that_is_thinned_beside_whole_ones_is_told_from_them(copy, whole, 
     thinned.rename(copy / "cvpo-1")
     found = show(sorted(copy.iterdir()), whole)
     for name in ("figure3_spread", "weight_flow"):
-        assert "steps 3, 6, 9, 12 (cvpo-1)" in found[name].caption
+        assert "every 3rd step from 3 to 12 (cvpo-1)" in found[name].caption
         assert not _is_same(found[name], whole[name])
 
 
