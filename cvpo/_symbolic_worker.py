@@ -1,4 +1,4 @@
-"""The process that compares answers with Math-Verify, one JSON line in, one JSON line out.
+"""The process that compares answers with Math-Verify, one JSON line in, one word out.
 
 Run by `cvpo.reward` as a script, never imported. Parsing and simplifying a model's text can take
 for ever, take all memory or crash the interpreter, and Math-Verify's own time limit works only on
@@ -15,6 +15,7 @@ import re
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -111,7 +112,27 @@ def equal(answer: str, gold: str) -> bool:
     """Whether two LaTeX answers mean the same."""
     from math_verify import verify
 
-    return bool(verify(_parse(gold), _parse(answer), timeout_seconds=None))
+    return bool(verify(_parse(gold), _parse(answer), timeout_seconds=None, raise_on_error=True))
+
+
+def _reply(answer: str, gold: str, memory: int) -> str:
+    """true, false, or why there is no verdict: memory, unreadable."""
+    try:
+        found = "true" if equal(answer, gold) else "false"
+    except MemoryError:
+        return "memory"
+    except Exception:  # noqa: BLE001 - the parsers raise anything
+        found = "unreadable"
+    # The libraries catch memory errors too; with what this answer left behind the next would fail.
+    return "memory" if found != "true" and _address_space() > memory / 2 else found
+
+
+def _address_space() -> int:
+    """What this process holds, in bytes; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def main() -> None:
@@ -121,6 +142,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not look like a verdict
     logging.disable(logging.CRITICAL)
     _guard_libraries()
+    equal("x^{2}-1", "(x-1)(x+1)")  # what the libraries load on first use costs no answer its time
     with contextlib.suppress(ValueError, OSError):  # a system without this limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     # If the parent is gone nobody kills a hanging comparison; the alarm does, Python or C.
@@ -130,12 +152,9 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 1)
-        try:
-            verdict = equal(request["answer"], request["gold"])
-        except Exception:  # noqa: BLE001 - the parsers raise anything; an unreadable answer is wrong
-            verdict = False
+        reply = _reply(request["answer"], request["gold"], memory)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(verdict), file=replies, flush=True)
+        print(reply, file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,43 @@ def explained_variance(
     return float(1.0 - np.var(G - V) / np.var(G))
 
 
+def explained_variance_by_position(
+    values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    position_bins: int = 10,
+) -> Float[np.ndarray, " position_bins"]:
+    """`explained_variance` in each part of the responses, the first part first.
+
+    A critic knows little where a response begins and much where it ends; one number hides which of
+    both a run's critic has learnt. A token's position is the one of `calibration`.
+
+    Args:
+        values: V of each token.
+        returns: Monte-Carlo return of each token.
+        mask: True on response tokens; other slots may hold anything.
+        position_bins: how many parts a response is cut into (10: deciles).
+
+    Returns:
+        At most 1 each, NaN where `explained_variance` is.
+
+    Raises:
+        ValueError: shapes disagree, or a bin count is below 1.
+    """
+    V, G, M = _numpy(values), _numpy(returns), _numpy(mask).astype(bool)
+    if V.ndim != 2 or V.shape != G.shape or V.shape != M.shape:
+        raise ValueError(
+            "explained_variance_by_position needs values, returns and mask [B, T], got "
+            f"{V.shape}, {G.shape} and {M.shape}"
+        )
+    if position_bins < 1:
+        raise ValueError(f"position_bins must be at least 1, got {position_bins}")
+    position, V, G = _position_bins(M, position_bins), V[M], G[M]
+    parts = [position == part for part in range(position_bins)]
+    return np.array([explained_variance(V[part], G[part]) for part in parts])
+
+
 def calibration(
     values: Float[Array, "B T"],
     returns: Float[Array, "B T"],
@@ -122,9 +159,7 @@ def calibration(
         raise ValueError(
             f"position_bins and value_bins must be at least 1, got {position_bins}, {value_bins}"
         )
-    lengths = M.sum(axis=1)
-    ranks = (np.cumsum(M, axis=1) - 1)[M]
-    rows = np.repeat(np.arange(len(V)), lengths)
+    rows = np.repeat(np.arange(len(V)), M.sum(axis=1))
     V, G = V[M].astype(np.float64), G[M].astype(np.float64)
     broken = rows[~(np.isfinite(V) & np.isfinite(G))]
     if len(broken):
@@ -132,7 +167,7 @@ def calibration(
             f"trajectory {broken[0]} has a response token whose value or return is not finite; "
             "mask it or skip the step"
         )
-    position = ranks * position_bins // lengths[rows]
+    position = _position_bins(M, position_bins)
     inner_edges = np.linspace(-1.0, 1.0, value_bins + 1)[1:-1]
     value = np.searchsorted(inner_edges, V, side="right")
     cell = (position * value_bins + value) * 2 + (R[rows] >= 0.5)
@@ -841,6 +876,13 @@ def _pair(
     if np.shape(x) != np.shape(y):
         raise ValueError(f"{names[0]} is {np.shape(x)} but {names[1]} is {np.shape(y)}")
     return _select(x, mask, name=names[0]), _select(y, mask, name=names[1])
+
+
+def _position_bins(mask: np.ndarray, bins: int) -> np.ndarray:
+    """The part of its response that each response token stands in, by its rank among them."""
+    lengths = mask.sum(axis=1)
+    ranks = (np.cumsum(mask, axis=1) - 1)[mask]
+    return np.asarray(ranks * bins // np.repeat(lengths, lengths))
 
 
 def _is_constant(x: np.ndarray) -> bool:

@@ -15,6 +15,7 @@ may raise, hang or run anything, whatever is in it.
 """
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -43,6 +45,10 @@ SYMBOLIC_SECONDS = 5.0
 
 SYMBOLIC_BYTES = 4 * 2**30
 """Address space the symbolic verifier's process may take. Read when the process starts."""
+
+FAILURES = ("timeout", "crash", "memory", "unreadable")
+"""Why a symbolic comparison may have no verdict: it took too long, its process died, it took too
+much memory, or Math-Verify raised (the common fate of prose in a box)."""
 
 _START_SECONDS = 120.0  # importing SymPy from a cold network disk
 _REQUESTS_PER_PROCESS = 20_000  # then a fresh one: the parser's caches only grow
@@ -201,6 +207,29 @@ def answers_match(answer: str, gold: str, *, verifier: str) -> bool:
         ValueError: If the verifier is unknown.
         ImportError: If `symbolic` is asked for and math-verify is not installed.
     """
+    found = match_text(answer, gold, verifier=verifier)
+    if isinstance(found, bool):
+        return found
+    return _WORKER.compare(*found, seconds=SYMBOLIC_SECONDS).equal
+
+
+def match_text(answer: str, gold: str, *, verifier: str) -> bool | tuple[str, str]:
+    """`answers_match` as far as text decides it, without algebra.
+
+    Args:
+        answer: The final answer, already extracted.
+        gold: The right answer.
+        verifier: One of `VERIFIERS`.
+
+    Returns:
+        The verdict, or what `SymbolicWorker.compare` is to be asked: the two answers in symbolic
+        form.
+
+    Raises:
+        TypeError: If `answer` or `gold` is not a string.
+        ValueError: If the verifier is unknown.
+        ImportError: If `symbolic` is asked for and math-verify is not installed.
+    """
     _require_text(answer=answer, gold=gold)
     _require_verifier(verifier)
     if not _bare(answer) or not _bare(gold):
@@ -218,7 +247,7 @@ def answers_match(answer: str, gold: str, *, verifier: str) -> bool:
     if verifier == "normalized" or _both_integers(ours.value, theirs.value):
         return False
     left, right = symbolic_form(answer), symbolic_form(gold)
-    return left is not None and right is not None and _WORKER.equal(left, right)
+    return (left, right) if left is not None and right is not None else False
 
 
 def _both_integers(ours: str, theirs: str) -> bool:
@@ -277,33 +306,69 @@ def _require_verifier(verifier: str) -> None:
 # --- the symbolic verifier's process ---------------------------------------------------------
 
 
-class _SymbolicWorker:
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a symbolic comparison."""
+
+    equal: bool
+    failure: str = ""
+    """Why there is no verdict, one of `FAILURES`. Such an answer counts as wrong."""
+
+
+_REPLIES = {
+    b"true\n": Comparison(equal=True),
+    b"false\n": Comparison(equal=False),
+    b"memory\n": Comparison(equal=False, failure="memory"),
+    b"unreadable\n": Comparison(equal=False, failure="unreadable"),
+}
+
+
+class SymbolicWorker:
     """A child process that compares answers, started on first use and replaced when it fails.
 
-    A plain subprocess, since daemonic pool workers may not use multiprocessing; one for all
-    threads of this process. A forked child forgets its parent's and starts its own.
+    A plain subprocess, since daemonic pool workers may not use multiprocessing; threads take turns.
+    A forked child forgets its parent's and starts its own. It ends with this program, however that
+    ends: idle, it reads the end of its input; busy, its own alarm goes off.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.served = 0  # by this process
+        _WORKERS.add(self)
 
-    def equal(self, answer: str, gold: str) -> bool:
-        """Ask the process. False if it takes too long, dies or takes too much memory."""
-        request = {"answer": answer, "gold": gold, "seconds": SYMBOLIC_SECONDS}
+    def compare(self, answer: str, gold: str, *, seconds: float) -> Comparison:
+        """Ask the process; one that fails is ended.
+
+        Args:
+            answer: In symbolic form, as `match_text` returns it.
+            gold: Likewise.
+            seconds: Wall-clock time the comparison may take; a start of the process not included.
+
+        Raises:
+            RuntimeError: If the process does not start.
+        """
+        request = {"answer": answer, "gold": gold, "seconds": seconds}
         line = json.dumps(request, ensure_ascii=True).encode("ascii") + b"\n"
         with self.lock:
             process = self._running()
-            reply = b""
+            found = Comparison(equal=False, failure="timeout")
             try:
-                reply = _ask(process, line, SYMBOLIC_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    reply = _ask(process, line, seconds)
+                    found = _REPLIES.get(reply, Comparison(equal=False, failure="crash"))
             finally:
                 self.served += 1
                 # An unread reply, were it left, would answer the next question.
-                if not reply or self.served >= _REQUESTS_PER_PROCESS:
+                failed = found.failure not in ("", "unreadable")
+                if failed or self.served >= _REQUESTS_PER_PROCESS:
                     self._stop()
-        return reply == b"true\n"
+        return found
+
+    def close(self) -> None:
+        """End the process. It is started again if it is asked again."""
+        with self.lock:
+            self._stop()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is not None and self.process.poll() is None:
@@ -323,7 +388,8 @@ class _SymbolicWorker:
         self.served = 0
         ready = False
         try:
-            ready = _ask(process, b"", _START_SECONDS) == b"ready\n"
+            with contextlib.suppress(TimeoutError):
+                ready = _ask(process, b"", _START_SECONDS) == b"ready\n"
         finally:
             if not ready:
                 self._stop()
@@ -355,7 +421,11 @@ class _SymbolicWorker:
 
 
 def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """Write a line, read the line that answers it; b"" if none comes in time."""
+    """Write a line, read the line that answers it; b"" if the process ends instead.
+
+    Raises:
+        TimeoutError: If neither happens in time.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
@@ -367,7 +437,7 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes
             selector.register(process.stdout, selectors.EVENT_READ)
             while not reply.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return b""
+                    raise TimeoutError
                 piece = process.stdout.read(4096)
                 if not piece:
                     return b""
@@ -377,10 +447,21 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes
     return reply
 
 
-_WORKER = _SymbolicWorker()
-atexit.register(_WORKER._stop)
+def _stop_all() -> None:
+    for worker in _WORKERS:
+        worker._stop()
+
+
+def _forget_all() -> None:
+    for worker in _WORKERS:
+        worker.forget()
+
+
+_WORKERS: weakref.WeakSet[SymbolicWorker] = weakref.WeakSet()
+_WORKER = SymbolicWorker()  # behind `answers_match`, one for all threads
+atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WORKER.forget)
+    os.register_at_fork(after_in_child=_forget_all)
 
 # --- rewards ---------------------------------------------------------------------------------
 

@@ -227,6 +227,7 @@ METRICS: dict[str, str] = {
     "curriculum/low_count": "prompts in the low set",
     "curriculum/high_count": "prompts in the high set",
     "rollout/logprob_gap": "mean |log-probability of rollout engine - of trainer|, nats per token",
+    "rollout/sync_gap": "the same over the few responses that each weight sync is checked with",
     "rollout/tokens": "response tokens generated in the step, discarded groups included",
     "rollout/lag": "updates between the weights that generated the batch and those it updates",
     "seconds/rollout": "seconds generating responses",

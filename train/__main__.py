@@ -14,6 +14,7 @@ from train.checkpoint import CheckpointError
 from train.config import Config, ConfigError, load_config
 from train.data import DataError
 from train.models import ModelError
+from train.world import TrainingError
 
 _CONFIGURED = """
 Configuration: --config names a YAML file (default: the laptop's, train/configs/laptop.yaml, with a
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _COMMANDS[options.command](config, options)
     except (CheckpointError, ConfigError, DataError, ModelError, RunLogError) as error:
         return _ended(f"error: {error}", status=2)
+    except TrainingError as error:  # a lost process, a failed weight sync
+        return _ended(f"error: {error}", status=1)
     except OSError as error:  # a full disk, a folder without permission
         return _ended(f"error: {error}", status=1)
     except KeyboardInterrupt:
@@ -123,6 +126,7 @@ def _run(config: Config, _: argparse.Namespace) -> int:
 
 def _eval(config: Config, options: argparse.Namespace) -> int:
     from train.evaluate import evaluate, load_benchmarks, summarize
+    from train.grading import Grader
     from train.models import load_tokenizer
     from train.run import load_policy, require_room, require_warm_start
 
@@ -135,11 +139,19 @@ def _eval(config: Config, options: argparse.Namespace) -> int:
     benchmarks = load_benchmarks(config, tokenizer)
     if not benchmarks:
         raise ConfigError("evaluation.benchmarks: is empty, nothing to evaluate on")
-    backend, _ = load_policy(config, tokenizer, path)
+    backend = load_policy(config, tokenizer, path)
     asked = [prompt for benchmark in benchmarks for prompt in benchmark.prompts]
     limit = config.evaluation.max_tokens
     require_room(backend.model, asked, max_tokens=limit, key="evaluation.max_tokens")
-    rows = evaluate(benchmarks, config=config, backend=backend, tokenizer=tokenizer, step=0)
+    with Grader() as grader:
+        rows = evaluate(
+            benchmarks,
+            config=config,
+            backend=backend,
+            tokenizer=tokenizer,
+            grader=grader,
+            step=0,
+        )
     for verifier in config.evaluation.verifiers:
         print(f"verifier: {verifier}")
         for name, score in summarize(rows, verifier=verifier).items():

@@ -63,8 +63,9 @@ class Model(Section):
     """A folder that `save_pretrained` wrote, or a hub id: any causal language model."""
     critic_path: Text | None = None
     """Where the critic's trunk comes from; the actor's `path` when null."""
-    dtype: Literal["float32"] = "float32"
-    """The plain engine keeps no master weights: in half precision small updates would vanish."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 under DeepSpeed only, which keeps float32 master weights: without them small updates
+    would vanish."""
     device: str = "cpu"
 
     @field_validator("device")
@@ -74,9 +75,8 @@ class Model(Section):
             kind = torch.device(device).type
         except RuntimeError:
             raise ValueError("is no device of PyTorch; write cpu, cuda or cuda:1, say") from None
-        here = torch.accelerator.current_accelerator(check_available=True)
-        if kind != "cpu" and (here is None or kind != here.type):
-            raise ValueError("PyTorch finds no such device on this machine; write cpu")
+        if kind == "meta":
+            raise ValueError("computes nothing; write cpu, cuda or cuda:1, say")
         return device
 
 
@@ -125,8 +125,9 @@ class Sampling(Section):
 class Rollout(Sampling):
     """Rollouts of a training step."""
 
-    backend: Literal["transformers"] = "transformers"
+    backend: Literal["transformers", "vllm"] = "transformers"
     sampler: str = "shuffled-epochs"
+    """One of cvpo's, or your own as module:Class, made from a `cvpo.Pool`."""
     prompts: Count = 32
     """Groups in a step."""
     samples: Count = 8
@@ -139,6 +140,21 @@ class Rollout(Sampling):
     """What dynamic sampling or the sampler drops is replaced in so many extra rounds at most."""
     overlong_cache: Annotated[int, Field(ge=0)] | None = None
     """Length of the zone before max_tokens in which the overlong penalty grows; null: a fifth."""
+    truncation: Literal["terminal", "mask", "bootstrap"] = "terminal"
+    """A response that was cut off: it failed; it is left out of the update; or its return goes on
+    with the critic's value of where it was cut."""
+    tensor_parallel: Count = 1
+    """vllm: processes that share one engine."""
+    memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """vllm: of a device's memory, for its weights and KV cache."""
+    max_model_len: Count | None = None
+    """vllm: positions of prompt and response; null: the model's own number."""
+    probe: Count = 8
+    """Responses whose log-probabilities are compared with the trainer's after every weight sync."""
+    max_logprob_gap: Positive = 0.01
+    """Largest mean difference of them, in nats, with which the run goes on."""
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Multiply a token's advantage by min(pi_trainer / pi_rollout, cap); null: do not."""
 
 
 class Algorithm(Section):
@@ -243,9 +259,25 @@ class Critic(Optimizer):
 class Engine(Section):
     """What computes gradients."""
 
-    kind: Literal["plain"] = "plain"
+    kind: Literal["plain", "deepspeed"] = "plain"
+    """deepspeed: one process a device, launched by torchrun or deepspeed."""
+    stage: Literal[0, 1, 2, 3] = 2
+    """ZeRO: nothing sharded; optimiser; gradients too; parameters too."""
+    offload_optimizer: bool = False
+    """Keep the optimiser's state in the machine's memory, not the device's."""
+    offload_parameters: bool = False
+    """The same for parameters; stage 3 only."""
+    checkpoint_activations: bool = False
+    """Compute a layer's activations again in the backward pass, for memory."""
+    max_skipped: Count = 5
+    """Steps in a row in which an update was skipped for its gradient before the run stops."""
     micro_batch_tokens: Count = 16384
-    """Prompt and response slots, padding included, of one forward pass."""
+    """Prompt and response slots, padding included, of one forward pass on one device."""
+    packed: bool | None = None
+    """Sequences one after the other, without padding; null: where the model's attention can."""
+    logit_rows: Count = 1024
+    """Tokens whose logits are held at once; each takes the vocabulary times four bytes, a few times
+    over."""
     threads: Count | None = None
     """CPU threads; null leaves PyTorch's own choice."""
 
@@ -337,7 +369,7 @@ class Config(Section):
     def _runnable(self) -> Config:
         if self.method not in METHODS:
             raise ValueError(f"method: {unknown(self.method, METHODS)}")
-        if self.rollout.sampler not in SAMPLERS:
+        if ":" not in self.rollout.sampler and self.rollout.sampler not in SAMPLERS:
             raise ValueError(f"rollout.sampler: {unknown(self.rollout.sampler, SAMPLERS)}")
         declared = METHODS[self.method]
         trajectories = self.rollout.prompts * self.rollout.samples
@@ -358,6 +390,11 @@ class Config(Section):
                 f"algorithm.stochasticity: W_S is made of a critic's values, and {self.method} "
                 "has no critic"
             )
+        if self.rollout.truncation == "bootstrap" and not declared.critic:
+            raise ValueError(
+                f"rollout.truncation: bootstrap takes a critic's value, and {self.method} has no "
+                "critic; use terminal or mask"
+            )
         adapts = declared.length_adaptive_alpha is not None
         if adapts and None not in (algorithm.lambda_policy, algorithm.length_adaptive_alpha):
             raise ValueError(
@@ -371,6 +408,20 @@ class Config(Section):
         names = [benchmark_name(benchmark) for benchmark in self.evaluation.benchmarks]
         if len(set(names)) < len(names):
             raise ValueError(f"evaluation.benchmarks: names must differ, got {names}")
+        if self.model.dtype != "float32" and self.engine.kind == "plain":
+            raise ValueError(
+                f"model.dtype: {self.model.dtype} needs float32 master weights, which "
+                "engine.kind=deepspeed keeps and plain PyTorch does not; use float32"
+            )
+        if self.model.dtype != "float32" and self.engine.stage == 0:
+            raise ValueError(
+                f"model.dtype: {self.model.dtype} needs engine.stage 1 or higher: DeepSpeed keeps "
+                "no float32 master weights at 0"
+            )
+        if self.engine.offload_parameters and self.engine.stage < 3:
+            raise ValueError("engine.offload_parameters: only engine.stage=3 shards parameters")
+        if self.engine.offload_optimizer and self.engine.stage == 0:
+            raise ValueError("engine.offload_optimizer: needs engine.stage 1 or higher")
         if self.verifier not in self.evaluation.verifiers:
             raise ValueError(
                 f"evaluation.verifiers must contain the headline verifier {self.verifier}"
@@ -407,6 +458,21 @@ class Config(Section):
         return {**self.model_dump(mode="json"), "declared": asdict(self.declared())}
 
 
+def require_device(config: Config) -> None:
+    """Makes sure that the models' device is here; a configuration can be read without it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    kind = torch.device(config.model.device).type
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if kind != "cpu" and (here is None or kind != here.type):
+        raise ConfigError(
+            f"model.device: {config.model.device}: PyTorch finds no such device on this machine; "
+            "write cpu"
+        )
+
+
 def benchmark_name(dataset: Dataset) -> str:
     """What a benchmark is called in logs and tables."""
     return dataset.name or Path(dataset.source).stem
@@ -416,7 +482,8 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads YAML, applies ``section.key=value`` overrides (values are YAML too) and checks all.
 
     Args:
-        file: A YAML mapping; the laptop configuration when None.
+        file: A YAML mapping; the laptop configuration when None. With the key ``extends`` it holds
+            only what differs from another file beside it.
         overrides: As typed on the command line.
 
     Raises:
@@ -424,6 +491,25 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> Config:
             names the file and the key's path and suggests the nearest known key.
     """
     path = file or Path(__file__).parent / "configs" / "laptop.yaml"
+    raw = _read(path, ())
+    for override in overrides:
+        _apply(raw, override)
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(f"{path}: " + "\n  ".join(lines)) from None
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A file's keys, over those of the file that it extends.
+
+    Args:
+        path: The file.
+        above: The files that extend it.
+    """
+    if path.resolve() in above:
+        raise ConfigError(f"{path}: extends itself, by way of {above[-1].name}")
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -432,13 +518,25 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: must be a mapping of keys, is {type(raw).__name__}")
-    for override in overrides:
-        _apply(raw, override)
-    try:
-        return Config.model_validate(raw)
-    except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(f"{path}: " + "\n  ".join(lines)) from None
+    keys: dict[str, Any] = raw
+    extended = keys.pop("extends", None)
+    if extended is None:
+        return keys
+    if not isinstance(extended, str):
+        raise ConfigError(f"{path}: extends: must be the name of a file beside it")
+    below = _read(path.parent / extended, (*above, path.resolve()))
+    return _over(below, keys)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Keys of `above` take the place of those of `below`, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        held = merged.get(key)
+        if isinstance(held, dict) and isinstance(value, dict):
+            value = _over(held, value)
+        merged[key] = value
+    return merged
 
 
 def unknown(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 from cvpo.reward import extract_answer
 
@@ -86,7 +86,35 @@ _EXACT_FLOATS = 2**53
 
 
 class DataError(ValueError):
-    """A source that cannot be read, or a row of it without a usable problem or gold."""
+    """A source that cannot be read, or a row of it without a usable problem or gold.
+
+    Attributes:
+        field: The row's field that is at fault; None where it is not one.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Place(NamedTuple):
+    """Where a row stands in its source: `line 3` of JSON lines, `item 3` of a list, `row 3`."""
+
+    unit: str
+    number: int
+    """From 1."""
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.number}"
+
+
+class Refusal(NamedTuple):
+    """Why a row has no usable problem and gold."""
+
+    field: str | None
+    """Null where the row as a whole is unusable."""
+    reason: str
+    """Names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,28 +178,27 @@ def read_problems(
         raise ValueError(f"on_bad must be 'error' or 'skip', not {on_bad!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, or None for all problems, not {limit}")
-    default_name, rows = _open(source, split)
-    dataset = default_name if name is None else name
-
     problems: list[Problem] = []
-    bad: list[tuple[str, DataError]] = []
-    for index, (where, row) in enumerate(rows):
-        try:
-            problems.append(_problem(row, index=index, dataset=dataset))
-        except DataError as error:
-            if on_bad == "error":
-                raise DataError(
-                    f"{source}, {where}: {error}; correct the row, or leave such rows out "
-                    "with on_bad='skip'"
-                ) from None
-            bad.append((where, error))
+    bad: list[tuple[Place, Refusal]] = []
+    for place, found in scan_problems(source, name=name, split=split):
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif on_bad == "skip":
+            bad.append((place, found))
+        else:
+            raise DataError(
+                f"{source}, {place}: {found.reason}; correct the row, or leave such rows out "
+                "with on_bad='skip'",
+                field=found.field,
+            )
     if bad:
         _warn(f"{source}: {_skipped(bad, total=len(bad) + len(problems))}")
     if not problems:
         raise DataError(f"{source} has no {'usable row' if bad else 'rows'}")
 
-    problems = _plain_numbers(problems)
-    problems = _unit_difficulty(problems, source)
+    problems, note = normalize_source(problems)
+    if note:
+        _warn(f"{source}: {note}")
     if deduplicate:
         repeats, disagreeing = duplicates(problems), conflicts(problems)
         problems = without_duplicates(problems)
@@ -183,6 +210,44 @@ def read_problems(
             )
     _warn_of_doubtful_golds(problems, source)
     return [replace(problem, prompt_id=i) for i, problem in enumerate(problems[:limit])]
+
+
+def scan_problems(
+    source: str, *, name: str | None = None, split: str = "train"
+) -> Iterator[tuple[Place, Problem | Refusal]]:
+    """Read a source row by row, holding none.
+
+    What only the whole source tells is still open: see `normalize_source`.
+
+    Args:
+        source: As in `read_problems`, like the other arguments.
+        name: The data set's name.
+        split: The split of a folder or hub data set.
+
+    Yields:
+        Where the row stands, and its problem or why it has none. `prompt_id` counts rows from 0.
+
+    Raises:
+        DataError: The source does not exist or cannot be read.
+    """
+    default_name, rows = _open(source, split)
+    dataset = default_name if name is None else name
+    for index, (place, row) in enumerate(rows):
+        try:
+            yield place, _problem(row, index=index, dataset=dataset)
+        except DataError as error:
+            yield place, Refusal(error.field, str(error))
+
+
+def normalize_source(problems: Sequence[Problem]) -> tuple[list[Problem], str | None]:
+    """Settle what only a whole source tells: thousands commas, and the scale of difficulties.
+
+    Both depend on which values there are, not on how often, so equal rows may be held once.
+
+    Returns:
+        The problems, and what was left out of them, for a warning; None where nothing was.
+    """
+    return _unit_difficulty(_plain_numbers(problems))
 
 
 def prompt_key(text: str) -> str:
@@ -362,10 +427,10 @@ def _encode(content: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     return ids[:-1] if ids[-len(plain) - 1 :] == [*plain, eos] else ids
 
 
-# --- Sources: each gives (where the row stands, the row), a row being a mapping or a JSON line.
+# --- Sources: each gives (the row's place, the row), a row being a mapping or a JSON line.
 
 
-def _open(source: str, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
+def _open(source: str, split: str) -> tuple[str, Iterator[tuple[Place, Any]]]:
     """The default name of a source, and its rows."""
     place, config = source, None
     if ":" in source and not Path(source).expanduser().exists():
@@ -389,11 +454,11 @@ def _open(source: str, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     return path.name, _dataset_rows(place, config, split, source)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_rows(path: Path) -> Iterator[tuple[Place, Any]]:
     opener = gzip.open if path.name.lower().endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8-sig") as file:
-            lines = ((f"line {n}", line) for n, line in enumerate(file, 1) if line.strip())
+            lines = ((Place("line", n), line) for n, line in enumerate(file, 1) if line.strip())
             first = next(lines, None)
             if first is None:
                 return
@@ -410,7 +475,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
         rows = _parse_json(text)
     except ValueError as error:
         raise DataError(f"{path} starts as a JSON list but is not one: {error}") from None
-    yield from ((f"item {n}", row) for n, row in enumerate(rows, 1))
+    yield from ((Place("item", n), row) for n, row in enumerate(rows, 1))
 
 
 def _parse_json(text: str) -> Any:
@@ -418,7 +483,7 @@ def _parse_json(text: str) -> Any:
     return json.loads(text, parse_float=Decimal)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[Place, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -426,14 +491,14 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         with pq.ParquetFile(path) as file:
             rows = (row for batch in file.iter_batches(1024) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
-                yield f"row {number}", row
+                yield Place("row", number), row
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
 
 def _dataset_rows(
     path: str, config: str | None, split: str, source: str
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[Place, Any]]:
     import datasets
 
     try:
@@ -446,7 +511,7 @@ def _dataset_rows(
         ) from error
     batches = data.with_format("arrow").iter(1024)
     rows = (row for batch in batches for row in batch.to_pylist())
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+    yield from ((Place("row", number), row) for number, row in enumerate(rows, 1))
 
 
 # --- Rows
@@ -478,17 +543,18 @@ def _text(row: Mapping[str, Any]) -> str:
     field = next((name for name in ("problem", "question", "prompt") if name in row), None)
     if field is None:
         raise DataError(
-            "no field 'problem', 'question' or 'prompt'; the fields are " + ", ".join(row)
+            "no field 'problem', 'question' or 'prompt'; the fields are " + ", ".join(row),
+            field="problem",
         )
     text = row[field]
     if isinstance(text, list):
         text = _user_turn(text, field)
     if not isinstance(text, str):
         found = "null" if text is None else f"a {type(text).__name__}"
-        raise DataError(f"field {field!r} is {found}, not the text of a problem")
+        raise DataError(f"field {field!r} is {found}, not the text of a problem", field=field)
     text = strip_instructions(text)
     if not text:
-        raise DataError(f"field {field!r} has no text")
+        raise DataError(f"field {field!r} has no text", field=field)
     return text
 
 
@@ -496,7 +562,7 @@ def _user_turn(messages: list[Any], field: str) -> Any:
     # A system turn is an instruction, as what stands around the problem in the user's turn is.
     turns = [m for m in messages if not (isinstance(m, Mapping) and m.get("role") == "system")]
     if len(turns) != 1 or not isinstance(turns[0], Mapping) or turns[0].get("role") != "user":
-        raise DataError(f"field {field!r} is not a chat with exactly one user message")
+        raise DataError(f"field {field!r} is not a chat with exactly one user message", field=field)
     return turns[0].get("content")
 
 
@@ -511,7 +577,8 @@ def _gold(row: Mapping[str, Any]) -> str:
     else:
         raise DataError(
             "no field 'answer', 'solution' or 'reward_model.ground_truth'; the fields are "
-            + ", ".join(row)
+            + ", ".join(row),
+            field="answer",
         )
     if isinstance(answer, str):
         if field == "answer" and "####" in answer:
@@ -521,13 +588,15 @@ def _gold(row: Mapping[str, Any]) -> str:
     try:
         return normalize_gold(answer)
     except DataError as error:
-        raise DataError(f"field {field!r} {error}") from None
+        raise DataError(f"field {field!r} {error}", field=field) from None
 
 
 def _boxed(solution: str, field: str) -> str:
     answer = extract_answer(solution) if "\\boxed" in solution or "\\fbox" in solution else None
     if answer is None:
-        raise DataError(f"field {field!r} is a text without a closing \\boxed{{}} answer")
+        raise DataError(
+            f"field {field!r} is a text without a closing \\boxed{{}} answer", field=field
+        )
     return answer
 
 
@@ -562,7 +631,7 @@ def _is_number(value: object) -> TypeGuard[int | float | Decimal]:
 # --- What only the whole source tells
 
 
-def _plain_numbers(problems: list[Problem]) -> list[Problem]:
+def _plain_numbers(problems: Sequence[Problem]) -> Sequence[Problem]:
     if not all(_NUMBER.fullmatch(problem.gold) for problem in problems):
         return problems
     return [
@@ -573,40 +642,37 @@ def _plain_numbers(problems: list[Problem]) -> list[Problem]:
     ]
 
 
-def _unit_difficulty(problems: list[Problem], source: str) -> list[Problem]:
+def _unit_difficulty(problems: Sequence[Problem]) -> tuple[list[Problem], str | None]:
     """Bring a source's difficulties to [0, 1].
 
     Sources use three scales, told apart by the column's range: a rate in [0, 1]; a rate in percent
     (some value above 10); and MATH's levels, whole numbers up to 5 (0 for unknown), which are a
-    grade and go to `level`. Any other column is left out with a warning.
+    grade and go to `level`. Any other column is left out with a note.
     """
     values = [problem.difficulty for problem in problems if problem.difficulty is not None]
-    if not values:
-        return problems
-    largest = max(values)
+    largest = max(values, default=0.0)
     if not all(0 <= value <= 100 for value in values) or (
         1 < largest <= 10 and not (largest <= 5 and all(v.is_integer() for v in values))
     ):
-        _warn(
-            f"{source}: the field 'difficulty' is left out, since its scale is unknown; give "
-            "failure rates in [0, 1] or in percent"
+        return [replace(problem, difficulty=None) for problem in problems], (
+            "the field 'difficulty' is left out, since its scale is unknown; give failure rates in "
+            "[0, 1] or in percent"
         )
-        return [replace(problem, difficulty=None) for problem in problems]
     if largest <= 1:
-        return problems
+        return list(problems), None
     if largest > 10:
         return [
             replace(problem, difficulty=problem.difficulty / 100)
             if problem.difficulty is not None
             else problem
             for problem in problems
-        ]
+        ], None
     return [
         replace(
             problem, difficulty=None, level=problem.level or int(problem.difficulty or 0) or None
         )
         for problem in problems
-    ]
+    ], None
 
 
 # --- Warnings
@@ -616,8 +682,8 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
 
-def _skipped(bad: list[tuple[str, DataError]], *, total: int) -> str:
-    counts = Counter(str(error) for _, error in bad).most_common()
+def _skipped(bad: list[tuple[Place, Refusal]], *, total: int) -> str:
+    counts = Counter(refusal.reason for _, refusal in bad).most_common()
     shown = "; ".join(f"{count} x {reason}" for reason, count in counts[:3])
     more = f"; and {len(counts) - 3} other reasons" if len(counts) > 3 else ""
     return f"{len(bad)} of {total} rows left out, the first at {bad[0][0]}: {shown}{more}"

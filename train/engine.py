@@ -1,17 +1,17 @@
 """What computes gradients. The loop knows the verbs of `Engine` only.
 
 Every verb takes the whole batch of the step and returns results for the whole batch; how it is cut
-into micro-batches (and, in an engine of many processes, over ranks) changes nothing, because every
-loss is divided by counts of the whole optimiser batch (`cvpo.loss`).
+into micro-batches and over processes changes nothing, because every loss is divided by counts of
+the whole optimiser batch (`cvpo.loss`). What differs between one process with plain PyTorch and
+many with DeepSpeed is behind `Learner`: one model with its optimiser.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -27,44 +27,29 @@ from cvpo import (
     positive_lm_loss,
     value_loss,
 )
+from train.attention import pack
+from train.checkpoint import CheckpointError
 from train.config import Config, Optimizer
+from train.learner import Learner, PlainLearner
 from train.models import Critic, ModelError
-from train.passes import all_log_probs, all_values, log_probs_of, parts, values_of
+from train.passes import Part, all_values, parts, values_of
+from train.policy import Policy, Scored
 from train.rollout.batch import Batch
 from train.seeds import generator_of
+from train.world import ALONE, World
+from train.zero import ZeroLearner
 
 
-class Engine(Protocol):
-    """Models, optimisers and the passes through them."""
+class Engine:
+    """Models, their learners, and the passes through them.
 
-    def log_probs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """log pi(token) and entropy (nats) at every response slot, [B, T] each; no gradient."""
-
-    def values(self, batch: Batch) -> Tensor:
-        """V before every response token, [B, T], without gradient."""
-
-    def update_critic(
-        self, batch: Batch, returns: Tensor, old_values: Tensor, *, passes: int
-    ) -> dict[str, float]:
-        """Fits the critic to returns [B, T]; returns its metrics."""
-
-    def update_actor(
-        self, batch: Batch, advantages: Tensor, old_log_probs: Tensor
-    ) -> dict[str, float]:
-        """One step of the policy on A' [B, T]; returns its metrics."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's parameters, one at a time, for a rollout backend."""
-
-    def save(self, folder: Path) -> None:
-        """Writes models, optimisers and counters into an existing folder."""
-
-    def load(self, folder: Path) -> None:
-        """Restores what `save` wrote."""
-
-
-class PlainEngine:
-    """One process, one device, plain PyTorch."""
+    Attributes:
+        actor: The language model, for its configuration and for saving.
+        critic: None for methods without.
+        counters: Calls of `update_actor` and `update_critic` so far: they set the learning rate and
+            the order.
+        packed: Whether sequences are packed without padding.
+    """
 
     def __init__(
         self,
@@ -74,6 +59,7 @@ class PlainEngine:
         actor: PreTrainedModel,
         critic: Critic | None,
         reference: PreTrainedModel | None = None,
+        world: World = ALONE,
     ) -> None:
         """Takes over the models.
 
@@ -83,27 +69,35 @@ class PlainEngine:
             actor: The policy.
             critic: For methods that have one.
             reference: A frozen policy, for the KL loss.
+            world: The processes that share the work; each has the same models.
+
+        Raises:
+            ModelError: Sequences are to be packed and the model cannot.
         """
-        self.config, self.method = config, method
-        self.actor, self.critic, self.reference = actor, critic, reference
+        self.config, self.method, self.world = config, method, world
+        self.actor, self.critic = actor, critic
         self.device = actor.device
-        self.actor_optimizer = _adamw(actor, config.actor)
-        self.critic_optimizer = _adamw(critic, config.critic) if critic else None
-        # Calls of update_actor and update_critic so far: they set the learning rate and the order.
         self.counters = {"actor": 0, "critic": 0}
+        trunks = [actor, *([critic.trunk] if critic else []), *([reference] if reference else [])]
+        self.packed = pack(trunks, config.engine.packed)
+        if config.engine.checkpoint_activations:
+            for trunk in trunks:  # transformers does so in training mode only; dropout is 0 anyway
+                trunk.gradient_checkpointing_enable({"use_reentrant": False})
+                trunk.train()
+        rows = config.engine.logit_rows
+        learner = LEARNERS[config.engine.kind]
+        self.policy = learner(Policy(actor, rows=rows), config, config.actor, world)
+        self.value = learner(critic, config, config.critic, world) if critic else None
+        self.reference = Policy(reference, rows=rows) if reference else None
 
     def log_probs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """As `Engine.log_probs`."""
-        return all_log_probs(
-            self.actor,
-            batch,
-            temperature=self.config.rollout.temperature,
-            budget=self._budget,
-        )
+        """log pi(token) and entropy (nats) at every response slot, [B, T] each; no gradient."""
+        return self._log_probs(self.policy.module, batch)
 
     def values(self, batch: Batch) -> Float[Tensor, "B T"]:
-        """As `Engine.values`."""
-        return all_values(self._fitted(), batch, budget=self._budget)
+        """V before every response token, [B, T], without gradient."""
+        cut = self._parts(batch, torch.arange(len(batch)), "critic")
+        return self.world.sum(all_values(self._fitted().module, batch, cut))
 
     def update_critic(
         self,
@@ -113,52 +107,52 @@ class PlainEngine:
         *,
         passes: int,
     ) -> dict[str, float]:
-        """As `Engine.update_critic`."""
-        critic, settings, optimizer = self._fitted(), self.config.critic, self.critic_optimizer
-        assert optimizer is not None
-        sums: dict[str, float] = defaultdict(float)
-        for rows in self._minibatches("critic", optimizer, len(batch), settings, passes):
+        """Fits the critic to returns [B, T]; returns its metrics."""
+        if not len(batch):
+            return {}
+        learner, settings = self._fitted(), self.config.critic
+        tally = _Tally(self.world)
+        lr = self._learning_rate("critic", settings)
+        for rows in self._minibatches("critic", len(batch), settings, passes):
             counts = self._counts(batch, rows)
-            for part in parts(batch, rows, budget=self._budget, device=self.device):
+            for part in self._parts(batch, rows, "critic"):
                 loss = value_loss(
-                    values_of(critic, part),
+                    values_of(learner.module, part),
                     part.of(returns),
                     part.response_mask,
                     counts=counts,
                     old_values=part.of(old_values),
                     clip=settings.value_clip,
                 )
-                loss.backward()
-                sums["loss"] += loss.item()
-            self._optimizer_step(critic, optimizer, settings, sums)
+                tally.add(loss=loss)
+                learner.backward(loss)
+            tally.step(learner.step(lr))
+        sums = tally.total()
         return {
-            "critic/loss": sums["loss"] / max(sums["updates"], 1),
-            "critic/grad_norm": sums["grad_norm"] / max(sums["updates"], 1),
-            "critic/lr": optimizer.param_groups[0]["lr"],
-            "critic/skipped_updates": sums["skipped"],
+            "critic/loss": sums["loss"] / max(tally.updates, 1),
+            "critic/grad_norm": tally.grad_norm,
+            "critic/lr": lr,
+            "critic/skipped_updates": tally.skipped,
         }
 
     def update_actor(
         self, batch: Batch, advantages: Float[Tensor, "B T"], old_log_probs: Float[Tensor, "B T"]
     ) -> dict[str, float]:
-        """As `Engine.update_actor`."""
+        """One step of the policy on A' [B, T]; returns its metrics."""
+        if not len(batch):
+            return {}
         method, settings, algorithm = self.method, self.config.actor, self.config.algorithm
-        temperature, optimizer = self.config.rollout.temperature, self.actor_optimizer
         reference = None
         if self.reference is not None:
-            reference, _ = all_log_probs(
-                self.reference, batch, temperature=temperature, budget=self._budget
-            )
-        sums: dict[str, float] = defaultdict(float)
-        for rows in self._minibatches("actor", optimizer, len(batch), settings, settings.passes):
+            reference, _ = self._log_probs(self.reference, batch)
+        tally = _Tally(self.world)
+        lr = self._learning_rate("actor", settings)
+        for rows in self._minibatches("actor", len(batch), settings, settings.passes):
             counts = self._counts(batch, rows)
             lm_tokens = (batch.correct * batch.lengths)[rows].sum().item()
-            for part in parts(batch, rows, budget=self._budget, device=self.device):
-                log_probs, entropy = log_probs_of(
-                    self.actor,
-                    part,
-                    temperature=temperature,
-                    entropy_gradient=algorithm.entropy_coefficient > 0,
+            for part in self._parts(batch, rows, "actor"):
+                log_probs, entropy = self._scored(
+                    self.policy.module, part, entropy_gradient=algorithm.entropy_coefficient > 0
                 )
                 old, A = part.of(old_log_probs), part.of(advantages)
                 loss = policy_loss(
@@ -171,12 +165,12 @@ class PlainEngine:
                     clip_high=method.clip_high,
                     reduction=method.reduction,
                 )
-                sums["policy"] += loss.item()
+                tally.add(policy=loss)
                 if method.lm_coefficient:
                     lm = positive_lm_loss(
                         log_probs, part.response_mask, part.of(batch.correct), num_tokens=lm_tokens
                     )
-                    sums["lm"] += lm.item()
+                    tally.add(lm=lm)
                     loss = loss + method.lm_coefficient * lm
                 if reference is not None:
                     kl = kl_loss(
@@ -186,32 +180,34 @@ class PlainEngine:
                         counts=counts,
                         reduction=method.reduction,
                     )
-                    sums["reference_kl"] += kl.item()
+                    tally.add(reference_kl=kl)
                     loss = loss + algorithm.kl_coefficient * kl
                 if algorithm.entropy_coefficient:
                     mean = entropy.masked_fill(~part.response_mask, 0).sum() / counts.tokens
                     loss = loss - algorithm.entropy_coefficient * mean
-                loss.backward()
-                for name, value in policy_statistics(
-                    log_probs.detach(),
-                    old,
-                    A,
-                    part.response_mask,
-                    clip_low=method.clip_low,
-                    clip_high=method.clip_high,
-                ).items():
-                    sums[name] += value
-            self._optimizer_step(self.actor, optimizer, settings, sums)
-        tokens, updates = max(sums["tokens"], 1), max(sums["updates"], 1)
+                self.policy.backward(loss)
+                tally.add(
+                    **policy_statistics(
+                        log_probs.detach(),
+                        old,
+                        A,
+                        part.response_mask,
+                        clip_low=method.clip_low,
+                        clip_high=method.clip_high,
+                    )
+                )
+            tally.step(self.policy.step(lr))
+        sums = tally.total()
+        tokens, updates = max(sums["tokens"], 1), max(tally.updates, 1)
         metrics = {
             "policy/loss": sums["policy"] / updates,
             "policy/clip_low": sums["clip_low"] / tokens,
             "policy/clip_high": sums["clip_high"] / tokens,
             "policy/update_kl": sums["kl"] / tokens,
             "policy/ratio_ess": sums["ratio"] ** 2 / (sums["ratio_square"] * tokens or math.nan),
-            "policy/grad_norm": sums["grad_norm"] / updates,
-            "policy/lr": optimizer.param_groups[0]["lr"],
-            "policy/skipped_updates": sums["skipped"],
+            "policy/grad_norm": tally.grad_norm,
+            "policy/lr": lr,
+            "policy/skipped_updates": tally.skipped,
         }
         if method.lm_coefficient:
             metrics["lm/loss"] = sums["lm"] / updates
@@ -220,58 +216,87 @@ class PlainEngine:
         return metrics
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `Engine.weights`."""
-        for name, parameter in self.actor.named_parameters():
-            yield name, parameter.detach()
+        """The policy's parameters by the actor's names, whole, one at a time, on every process."""
+        for name, tensor in self.policy.parameters():
+            yield name.removeprefix("actor."), tensor
 
     def save(self, folder: Path) -> None:
-        """As `Engine.save`; the models are written as `save_pretrained` does."""
-        self.actor.save_pretrained(folder / "actor")
-        state: dict[str, Any] = {
-            "counters": self.counters,
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "reference": _fingerprint(self.reference),
-        }
-        if self.critic is not None and self.critic_optimizer is not None:
-            self.critic.save(folder / "critic")
-            state["critic_optimizer"] = self.critic_optimizer.state_dict()
-        torch.save(state, folder / "optimizers.pt")
+        """Writes models (as `save_pretrained` does), optimisers and counters into a folder."""
+        self.policy.save(folder / "actor", self.actor, "actor.")
+        if self.value is not None and self.critic is not None:
+            self.value.save(folder / "critic", self.critic, "")
+        if self.world.rank == 0:
+            state = {"counters": self.counters, "reference": _fingerprint(self.reference)}
+            torch.save(state, folder / "engine.pt")
 
     def load(self, folder: Path) -> None:
-        """Restores optimisers and counters; the models are built from the folder already."""
-        state = torch.load(folder / "optimizers.pt", weights_only=True)
+        """Restores optimisers and counters; the models are built from the folder already.
+
+        Raises:
+            CheckpointError: It is of another version.
+            ModelError: The reference is another model.
+        """
+        file = folder / "engine.pt"
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder}: there is no {file.name}; it is of another version of this trainer, "
+                "start the run anew"
+            )
+        state = torch.load(file, weights_only=True)
         if state["reference"] != _fingerprint(self.reference):
             raise ModelError(
                 f"model.path {self.config.model.path}: is not the model that the run's KL loss "
                 "started from; put that one back"
             )
         self.counters = state["counters"]
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        if self.critic_optimizer is not None:
-            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self.policy.load(folder / "actor")
+        if self.value is not None:
+            self.value.load(folder / "critic")
 
-    @property
-    def _budget(self) -> int:
-        return self.config.engine.micro_batch_tokens
-
-    def _fitted(self) -> Critic:
-        if self.critic is None:
+    def _fitted(self) -> Learner:
+        if self.value is None:
             raise RuntimeError(f"{self.method.name} has no critic")
-        return self.critic
+        return self.value
+
+    @torch.no_grad()
+    def _log_probs(self, policy: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        log_probs, entropies = torch.zeros(2, *batch.response_mask.shape)
+        for part in self._parts(batch, torch.arange(len(batch)), "actor"):
+            found, entropy = self._scored(policy, part)
+            log_probs[part.rows, : found.shape[1]] += found.cpu()
+            entropies[part.rows, : found.shape[1]] += entropy.cpu()
+        return self.world.sum(log_probs), self.world.sum(entropies)
+
+    def _scored(self, policy: nn.Module, part: Part, *, entropy_gradient: bool = False) -> Scored:
+        log_probs, entropy = policy(
+            part.inputs,
+            part.states,
+            part.targets,
+            temperature=self.config.rollout.temperature,
+            entropy_gradient=entropy_gradient,
+        )
+        return part.slots(log_probs), part.slots(entropy)
+
+    def _parts(self, batch: Batch, rows: Int[Tensor, " rows"], who: str) -> Iterator[Part]:
+        return parts(
+            batch,
+            rows,
+            model=self.actor if who == "actor" or self.critic is None else self.critic.trunk,
+            packed=self.packed,
+            budget=self.config.engine.micro_batch_tokens,
+            device=self.device,
+            world=self.world,
+        )
+
+    def _learning_rate(self, name: str, settings: Optimizer) -> float:
+        warmup = settings.warmup_steps
+        return settings.lr * (min(1.0, (self.counters[name] + 1) / warmup) if warmup else 1.0)
 
     def _minibatches(
-        self,
-        name: str,
-        optimizer: torch.optim.Optimizer,
-        size: int,
-        settings: Optimizer,
-        passes: int,
+        self, name: str, size: int, settings: Optimizer, passes: int
     ) -> Iterator[Int[Tensor, " rows"]]:
-        """The rows of each optimiser batch, a new random order in each pass; sets the rate too."""
+        """The rows of each optimiser batch, a new random order in each pass."""
         count = self.counters[name]
-        for group in optimizer.param_groups:
-            warmup = settings.warmup_steps
-            group["lr"] = settings.lr * (min(1.0, (count + 1) / warmup) if warmup else 1.0)
         for number in range(passes):
             generator = generator_of(self.config.seed, "minibatches", name, count, number)
             order = torch.randperm(size, generator=generator)
@@ -286,38 +311,45 @@ class PlainEngine:
             max_length=self.config.rollout.max_tokens,
         )
 
-    def _optimizer_step(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        settings: Optimizer,
-        sums: dict[str, float],
-    ) -> None:
-        norm = nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm).item()
+
+class _Tally:
+    """Sums over the micro-batches of all processes, and what the optimiser steps came to."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sums: dict[str, Tensor] = {}
+        self._norms = 0.0
+        self.updates, self.skipped = 0.0, 0.0
+
+    def add(self, **values: Tensor | float) -> None:
+        for name, value in values.items():
+            entry = torch.as_tensor(value, dtype=torch.float64).detach()
+            self._sums[name] = self._sums.get(name, 0) + entry
+
+    def step(self, norm: float) -> None:
+        """Counts an optimiser step of this gradient norm; it was skipped if that is not finite."""
         if math.isfinite(norm):
-            optimizer.step()
-            sums["updates"] += 1
-            sums["grad_norm"] += norm
+            self.updates += 1
+            self._norms += norm
         else:
-            sums["skipped"] += 1
-        optimizer.zero_grad(set_to_none=True)
+            self.skipped += 1
+
+    @property
+    def grad_norm(self) -> float:
+        return self._norms / max(self.updates, 1)
+
+    def total(self) -> defaultdict[str, float]:
+        names = sorted(self._sums)
+        found = self._world.sum(torch.stack([self._sums[name].cpu() for name in names]))
+        return defaultdict(float, zip(names, found.tolist(), strict=True))
 
 
-def _fingerprint(model: nn.Module | None) -> float | None:
+def _fingerprint(policy: nn.Module | None) -> float | None:
     """Tells one frozen model from another; the same on every load of the same weights."""
-    if model is None:
+    if policy is None:
         return None
-    return sum(weight.double().abs().sum().item() for weight in model.parameters())
+    return sum(weight.double().abs().sum().item() for weight in policy.parameters())
 
 
-def _adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.lr,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-    )
-
-
-ENGINES = {"plain": PlainEngine}
-"""`engine.kind` -> the engine."""
+LEARNERS: dict[str, Callable[..., Learner]] = {"plain": PlainLearner, "deepspeed": ZeroLearner}
+"""`engine.kind` -> what trains a model."""

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from cvpo import avg_at_k, pass_at_k, verify
+from cvpo import avg_at_k, pass_at_k
 from cvpo.reward import VERIFIERS
 from train.config import Config, benchmark_name
 from train.data import Problem
+from train.grading import Grader
 from train.models import text_of
 from train.rollout.backend import Backend
 from train.seeds import seed_of
@@ -49,6 +50,7 @@ def evaluate(
     config: Config,
     backend: Backend,
     tokenizer: PreTrainedTokenizerBase,
+    grader: Grader,
     step: int,
 ) -> dict[str, list[Any]]:
     """k responses to every problem, graded.
@@ -77,19 +79,16 @@ def evaluate(
         ],
         settings,
     )
-    for (name, problem, _, sample), tokens, truncated in zip(
-        jobs, responses.tokens, responses.truncated, strict=True
-    ):
-        text = text_of(tokens, tokenizer)
-        rows["benchmark"].append(name)
-        rows["problem_id"].append(f"{problem.prompt_id}:{problem.source_id}")
-        rows["sample"].append(sample)
-        for verifier in VERIFIERS:
-            chosen = verifier in settings.verifiers
-            verdict = verify(text, problem.gold, verifier=verifier) if chosen else None
-            rows[verifier].append(verdict)
-        rows["length"].append(len(tokens))
-        rows["truncated"].append(truncated)
+    texts = [text_of(tokens, tokenizer) for tokens in responses.tokens]
+    golds = [problem.gold for _, problem, _, _ in jobs]
+    verdicts = grader.grade_all(texts, golds, settings.verifiers)
+    rows["benchmark"] = [name for name, _, _, _ in jobs]
+    rows["problem_id"] = [f"{problem.prompt_id}:{problem.source_id}" for _, problem, _, _ in jobs]
+    rows["sample"] = [sample for _, _, _, sample in jobs]
+    for verifier in VERIFIERS:
+        rows[verifier] = verdicts.get(verifier, [None] * len(jobs))
+    rows["length"] = [len(tokens) for tokens in responses.tokens]
+    rows["truncated"] = list(responses.truncated)
     return rows
 
 

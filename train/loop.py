@@ -10,38 +10,49 @@ from train.run import Run
 
 def train(config: Config) -> Run:
     """Trains to `config.steps`, from the beginning or from the run's last checkpoint."""
-    run = Run(config)
-    engine, collector, weigher = run.engine, run.collector, run.weigher
-    with run.recorder as recorder:
+    with Run(config) as run:
+        engine, collector, weigher, recorder = run.engine, run.collector, run.weigher, run.recorder
         if run.fresh:
             scalars = run.pretrain_critic()
             scalars |= run.evaluate(0)
             recorder.scalars(0, scalars)
             run.save(0)
-        bar = tqdm(total=config.steps, initial=run.step, desc=config.folder.name, unit="step")
+        bar = tqdm(
+            total=config.steps,
+            initial=run.step,
+            desc=config.folder.name,
+            unit="step",
+            disable=run.world.rank > 0,
+        )
         for step in run.steps():
             batch = collector.next(step)
             lag = step - 1 - batch.version
             if lag != min(run.method.lag, step - 1):
                 raise RuntimeError(f"step {step}: rollouts are {lag} updates old")
 
+            run.backend.sleep()  # the trainer needs the memory
             values = None
             with run.phases("values"):
                 log_probs, entropy = engine.log_probs(batch)
                 if run.method.critic:
                     values = engine.values(batch)
-            weighed = weigher.weigh(step, batch, values, entropy)
+                ends = run.ends(batch)
+            weighed = weigher.weigh(step, batch, values, entropy, ends)
 
+            kept = run.kept(batch)
+            trained = batch.take(kept)
             scalars = {"rollout/lag": float(lag)}
             if values is not None and weighed.returns is not None:
                 with run.phases("critic"):
                     scalars |= engine.update_critic(
-                        batch, weighed.returns, values, passes=config.critic.passes
+                        trained, weighed.returns[kept], values[kept], passes=config.critic.passes
                     )
             with run.phases("actor"):
-                scalars |= engine.update_actor(batch, weighed.advantages, log_probs)
+                advantages = run.corrected(weighed.advantages, batch, log_probs)
+                scalars |= engine.update_actor(trained, advantages[kept], log_probs[kept])
+            run.watch(step, scalars, batch, weighed)
             with run.phases("sync"):
-                run.backend.sync(engine.weights(), version=step)
+                scalars |= run.sync(step, batch)
 
             collector.observe(batch, weighed.raw, values)
             phase = float(weigher.curriculum.phase == "bottleneck")
@@ -54,9 +65,12 @@ def train(config: Config) -> Run:
             if run.due(config.evaluation.every, step):
                 scalars |= run.evaluate(step)
             recorder.scalars(step, scalars)
-            if run.due(config.checkpoints.every, step):
+            stopping = run.stopping()
+            if stopping or run.due(config.checkpoints.every, step):
                 run.save(step)
             bar.update()
-            bar.set_postfix(reward=f"{scalars['reward/mean']:.2f}")
+            bar.set_postfix(reward=f"{batch.reward.mean():.2f}")
+            if stopping:
+                break
         bar.close()
     return run

@@ -55,13 +55,16 @@ class Critic(nn.Module):
         values: Tensor = self.head(hidden).squeeze(-1).float()
         return values
 
-    def save(self, folder: Path) -> None:
-        """Writes trunk (as `save_pretrained`) and head."""
-        self.trunk.save_pretrained(folder)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self.head.state_dict().items()},
-            folder / _HEAD,
-        )
+    def save_pretrained(self, folder: Path, *, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Writes trunk (as transformers does) and head: the critic's own, or the weights given."""
+        if state_dict is None:
+            state_dict = dict(self.state_dict())
+        parts: dict[str, dict[str, Tensor]] = {"trunk": {}, "head": {}}
+        for name, tensor in state_dict.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor.contiguous()
+        self.trunk.save_pretrained(folder, state_dict=parts["trunk"])
+        save_file(parts["head"], folder / _HEAD)
 
 
 def load_actor(path: str, *, dtype: str, device: str) -> PreTrainedModel:

@@ -46,7 +46,7 @@ class Recorder:
 
     def __init__(
         self,
-        log: RunLog,
+        log: RunLog | None,
         config: Config,
         tokenizer: PreTrainedTokenizerBase,
         phases: Phases,
@@ -54,7 +54,7 @@ class Recorder:
         """Opens TensorBoard behind the log's last step.
 
         Args:
-            log: Open for appending.
+            log: Open for appending; None in the processes that write nothing.
             config: The run's.
             tokenizer: Names vocabulary entries.
             phases: The step's stopwatch.
@@ -66,7 +66,7 @@ class Recorder:
         self.totals = Totals()
         self._charged = 0.0
         self._board: Any = None
-        if config.log.tensorboard:
+        if log is not None and config.log.tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
@@ -90,14 +90,18 @@ class Recorder:
         self.totals.device_seconds += seconds - self._charged
         self._charged = seconds
 
+    def event(self, step: int, kind: str, message: str) -> None:
+        """One row of events.jsonl."""
+        if self.log is not None:
+            self.log.event(step, kind, message)
+
     def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """One row of metrics.jsonl, the seconds by phase among it, and TensorBoard."""
         row = dict(scalars)
-        for name, count in scalars.items():
-            if name.endswith("/skipped_updates") and count > 0:
-                self.log.event(step, "skipped_step", f"{name}: {count:.0f}, gradient not finite")
         row |= {f"seconds/{phase}": s for phase, s in self.phases.reset().items()}
         self._charged = 0.0
+        if self.log is None:
+            return
         self.log.metrics(
             step,
             time=time.time(),
@@ -121,6 +125,8 @@ class Recorder:
         entropy: Float[Tensor, "B T"],
     ) -> dict[str, float]:
         """Writes the step's trajectory rows and value tables; returns its scalars."""
+        if self.log is None:
+            return {}
         mask = batch.response_mask
         gap = (batch.behaviour_log_probs - log_probs).abs().masked_fill(~mask, 0)
         lengths = batch.lengths.clamp(min=1)
@@ -156,6 +162,8 @@ class Recorder:
 
     def round(self, step: int, ended: Round) -> dict[str, float]:
         """Writes every prompt's tracker at the end of a round; returns the detector's scalars."""
+        if self.log is None:
+            return {}
         report = ended.report
         n = len(ended.rows["phase"])
         self.log.prompts(ended.number, {"step": [step] * n, **ended.rows})
@@ -172,7 +180,7 @@ class Recorder:
 
     def evaluation(self, step: int, rows: Mapping[str, list[Any]]) -> dict[str, float]:
         """Writes an evaluation; returns its headline scalars."""
-        if not rows["benchmark"]:
+        if self.log is None or not rows["benchmark"]:
             return {}
         self.log.evals(step, rows)
         return {
@@ -189,6 +197,7 @@ class Recorder:
         entropy: Float[Tensor, "B T"],
         gap: Float[Tensor, " B"],
     ) -> None:
+        assert self.log is not None
         mask, lengths = batch.response_mask, batch.lengths.clamp(min=1)
 
         def token_mean(x: Tensor) -> Tensor:
@@ -237,6 +246,7 @@ class Recorder:
         values: Float[Tensor, "B T"] | None,
         returns: Float[Tensor, "B T"],
     ) -> None:
+        assert self.log is not None
         chosen = batch.response_ids[batch.response_mask].numpy()
         ids, index = np.unique(chosen, return_inverse=True)
         rows: dict[str, Any] = {

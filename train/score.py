@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from cvpo import RunLog, read_problems, read_run, trajectory_std
 from cvpo.runlog import RunLogError, list_steps, read_trajectories
+from train.attention import pack
 from train.config import Config, ConfigError
 from train.data import render_prompt
 from train.folder import claimed
 from train.models import load_critic, load_tokenizer, text_of
-from train.passes import all_values
+from train.passes import all_values, parts
 from train.rollout.batch import Batch, ungraded
 from train.run import require_room, require_warm_start
 
@@ -53,6 +54,7 @@ def score(
     placement = config.model.model_dump(include={"dtype", "device"})
     tokenizer = load_tokenizer(config.model.path)
     judge = load_critic(str(folder), **placement)
+    packed = pack([judge.trunk], config.engine.packed)
     texts = read_problems(run, columns=["prompt_id", "text"])
     template = read_run(run)["config"].get("data", {}).get("template", config.data.template)
     try:
@@ -77,7 +79,15 @@ def score(
             read = zip(batch.input_ids, batch.attention_mask.bool(), strict=True)
             states = [ids[here].tolist() for ids, here in read]
             require_room(judge.trunk, states, max_tokens=0, key=f"{run}, step {step}")
-            values = all_values(judge, batch, budget=config.engine.micro_batch_tokens)
+            cut = parts(
+                batch,
+                torch.arange(len(batch)),
+                model=judge.trunk,
+                packed=packed,
+                budget=config.engine.micro_batch_tokens,
+                device=judge.trunk.device,
+            )
+            values = all_values(judge, batch, cut)
             mask = batch.response_mask
             log.scores(
                 name,

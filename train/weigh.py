@@ -80,7 +80,12 @@ class Weigher:
         return self.curriculum.tracker
 
     def weigh(
-        self, step: int, batch: Batch, values: Tensor | None, entropy: Float[Tensor, "B T"]
+        self,
+        step: int,
+        batch: Batch,
+        values: Tensor | None,
+        entropy: Float[Tensor, "B T"],
+        ends: Float[Tensor, " B"] | None = None,
     ) -> Weighed:
         """A' and the critic's targets of a batch.
 
@@ -89,11 +94,12 @@ class Weigher:
             batch: The step's trajectories.
             values: The critic's [B, T]; None without a critic.
             entropy: Token entropies [B, T].
+            ends: What each trajectory's return ends with, [B]; None: its reward.
         """
         mask, lengths = batch.response_mask, batch.lengths
         estimate = estimate_advantages(
             self.method,
-            batch.reward,
+            batch.reward if ends is None else ends,
             batch.prompt_id,
             mask,
             values=values,

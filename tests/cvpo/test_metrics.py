@@ -23,6 +23,7 @@ from cvpo.metrics import (
     effective_sample_size,
     expected_calibration_error,
     explained_variance,
+    explained_variance_by_position,
     group_outcomes,
     hierarchical_bootstrap,
     holm,
@@ -134,6 +135,51 @@ def test_shapes_that_disagree_are_refused_with_both_shapes() -> None:
         explained_variance(torch.zeros(3), torch.zeros(3), mask=torch.ones(2))
     with pytest.raises(ValueError, match="mask"):
         effective_sample_size(torch.ones(3), mask=torch.ones(1, 3))
+
+
+@property_test
+@given(seeds, st.integers(0, 6), st.integers(1, 9), st.integers(1, 5))
+def test_explained_variance_by_position_agrees_with_its_loop(
+    seed: int, B: int, T: int, bins: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.random((B, T)) < 0.7
+    values, returns = rng.normal(size=(B, T)), rng.integers(-1, 2, (B, T)).astype(float)
+    parts: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for row in range(B):
+        slots = np.flatnonzero(mask[row])
+        for rank, slot in enumerate(slots):
+            part = rank * bins // len(slots)
+            parts[part].append((values[row, slot], returns[row, slot]))
+    values[~mask], returns[~mask] = math.nan, math.inf
+    found = explained_variance_by_position(
+        torch.tensor(values), torch.tensor(returns), torch.tensor(mask), position_bins=bins
+    )
+    assert found.shape == (bins,)
+    for part, share in enumerate(found):
+        pairs = parts[part]
+        if len({g for _, g in pairs}) < 2:
+            assert math.isnan(share)
+        else:
+            expected = loop_explained_variance([v for v, _ in pairs], [g for _, g in pairs])
+            assert share == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_explained_variance_by_position_tells_the_end_from_the_beginning() -> None:
+    returns = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]).expand(4, 10)
+    values = returns * torch.linspace(0, 1, 10)  # V = pG explains 1 - (1 - p)^2
+    found = explained_variance_by_position(values, returns, torch.ones(4, 10))
+    assert found == pytest.approx([1 - (1 - p) ** 2 for p in np.linspace(0, 1, 10)], abs=1e-6)
+    assert np.isnan(explained_variance_by_position(values, returns, torch.zeros(4, 10))).all()
+
+
+def test_explained_variance_by_position_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="mask"):
+        explained_variance_by_position(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="position_bins"):
+        explained_variance_by_position(
+            torch.ones(1, 3), torch.ones(1, 3), torch.ones(1, 3), position_bins=0
+        )
 
 
 # ------------------------------------------------------------------------------- calibration

@@ -109,7 +109,7 @@ def tiny_config(tiny_arguments: list[str]) -> MakeConfig:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ragged_batch() -> MakeBatch:
     """Random tokens: any prompts and responses, whatever a policy would say."""
 

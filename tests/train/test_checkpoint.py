@@ -149,7 +149,14 @@ def finished(tiny_config: MakeConfig, tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize(
-    "file", ["state.pt", "optimizers.pt", "actor/model.safetensors", "critic/model.safetensors"]
+    "file",
+    [
+        "state.pt",
+        "engine.pt",
+        "actor/optimizer-00000.safetensors",
+        "actor/model.safetensors",
+        "critic/model.safetensors",
+    ],
 )
 @pytest.mark.parametrize("damage", [truncate, empty, overwrite])
 def test_a_damaged_file_of_a_run_s_checkpoint_is_named(
@@ -168,7 +175,8 @@ def test_a_damaged_file_of_a_run_s_checkpoint_is_named(
     "file",
     [
         "state.pt",
-        "optimizers.pt",
+        "engine.pt",
+        "critic/optimizer-00000.safetensors",
         "actor/model.safetensors",
         "actor/config.json",
         "critic/model.safetensors",

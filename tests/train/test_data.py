@@ -25,7 +25,9 @@ from train.data import (
     DAPO_BEFORE,
     INSTRUCTIONS,
     DataError,
+    Place,
     Problem,
+    Refusal,
     conflicts,
     duplicates,
     normalize_gold,
@@ -34,6 +36,7 @@ from train.data import (
     read_problems,
     render_prompt,
     rounded,
+    scan_problems,
     sentinels,
     strip_instructions,
     without_duplicates,
@@ -351,6 +354,25 @@ def test_bad_rows_are_refused_by_name_and_can_be_skipped(
         problems = read_problems(str(path), on_bad="skip")
     assert [p.prompt_id for p in problems] == [0, 1]
     assert [p.source_id for p in problems] == ["bad-0", "bad-2"]  # the row's place, not the count
+
+
+def test_scanning_gives_every_row_its_problem_or_the_field_at_fault(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        '{"problem": "P", "answer": "1"}\n\n{"problem": "Q"}\n{"problem": " ", "answer": 1}\n'
+        '{"prompt": "Q", "reward_model": {"ground_truth": ""}}\n{"a\n'
+    )
+    (place, read), *refused = scan_problems(str(path), name="mine")
+    assert str(place) == "line 1"
+    assert isinstance(read, Problem)
+    assert (read.text, read.gold, read.dataset) == ("P", "1", "mine")
+    assert [place for place, _ in refused] == [Place("line", n) for n in (3, 4, 5, 6)]
+    refusals = [refusal for _, refusal in refused if isinstance(refusal, Refusal)]
+    assert [r.field for r in refusals] == ["answer", "problem", "reward_model.ground_truth", None]
+    assert refusals[1].reason == "field 'problem' has no text"
+    with pytest.raises(DataError, match=r"x.jsonl, line 3: no field 'answer'") as caught:
+        read_problems(str(path))
+    assert caught.value.field == "answer"
 
 
 def test_limit_does_not_hide_a_bad_row(tmp_path: Path) -> None:

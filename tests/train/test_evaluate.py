@@ -11,6 +11,7 @@ from train.__main__ import main
 from train.addition import problems
 from train.config import Config, ConfigError
 from train.evaluate import evaluate, load_benchmarks, summarize
+from train.grading import Grader
 from train.loop import train
 from train.models import load_tokenizer
 from train.run import load_policy
@@ -21,14 +22,15 @@ Rows = dict[str, list[Any]]
 
 def rows_of(config: Config, *, step: int = 0) -> Rows:
     tokenizer = load_tokenizer(config.model.path)
-    backend, _ = load_policy(config, tokenizer, config.model.path)
-    return evaluate(
-        load_benchmarks(config, tokenizer),
-        config=config,
-        backend=backend,
-        tokenizer=tokenizer,
-        step=step,
-    )
+    with Grader() as grader:
+        return evaluate(
+            load_benchmarks(config, tokenizer),
+            config=config,
+            backend=load_policy(config, tokenizer, config.model.path),
+            tokenizer=tokenizer,
+            grader=grader,
+            step=step,
+        )
 
 
 def by_address(rows: Rows) -> dict[tuple[str, str, int], tuple[float, int, bool]]:

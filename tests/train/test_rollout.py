@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from train import addition
 from train.config import Config, Sampling
-from train.engine import PlainEngine
+from train.engine import Engine
 from train.models import end_of_sequence, load_actor, load_tokenizer
 from train.rollout.backend import TransformersBackend, _SeededChoice
 from train.rollout.batch import Responses, pad, ungraded
@@ -168,7 +168,7 @@ def test_log_probs_are_those_the_trainer_computes(
         "method=grpo", f"rollout.temperature={temperature}", f"rollout.top_p={top_p}"
     )
     responses = backend().generate(PROMPTS * 4, range(20), config.rollout)
-    engine = PlainEngine(
+    engine = Engine(
         config,
         config.declared(),
         actor=load_actor(str(tiny_model), dtype="float32", device="cpu"),

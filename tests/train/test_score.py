@@ -171,6 +171,6 @@ def test_a_critic_of_a_smaller_vocabulary_is_refused(
     small = load_critic(str(critic / "critic"), dtype="float32", device="cpu")
     small.trunk.resize_token_embeddings(8)
     (tmp_path / "small").mkdir()
-    small.save(tmp_path / "small")
+    small.save_pretrained(tmp_path / "small")
     with pytest.raises(ConfigError, match="knows 8 tokens, but the tokenizer writes token"):
         score(config, run=config.folder, critic=tmp_path / "small", name="judge")

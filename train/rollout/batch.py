@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,12 @@ class Batch:
         """Response tokens, padding where the mask is 0."""
         return self.input_ids[:, self.prompt_width :]
 
+    def take(self, rows: Int[Tensor, " b"]) -> Batch:
+        """Some of the trajectories; what was observed and generated stays that of the step."""
+        taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ROWS}
+        taken |= {name: [getattr(self, name)[row] for row in rows.tolist()] for name in _TEXTS}
+        return replace(self, **taken)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -77,6 +83,20 @@ class Batch:
     def from_state(cls, state: Mapping[str, Any]) -> Batch:
         """The batch that `state_dict` described."""
         return cls(**state)
+
+
+_TEXTS = ("responses", "answers")
+_ROWS = (
+    "prompt_id",
+    "sample",
+    "input_ids",
+    "attention_mask",
+    "response_mask",
+    "behaviour_log_probs",
+    "truncated",
+    "correct",
+    "reward",
+)
 
 
 def pad(

@@ -25,12 +25,12 @@ from cvpo import (
     ShuffledEpochs,
     extract_answer,
     group_mean,
-    verify,
 )
 from cvpo.reward import overlong_penalty, training_reward
 from cvpo.trackers import check_fields
 from train.config import Config
 from train.data import Problem
+from train.grading import Grader
 from train.models import text_of
 from train.rollout.backend import Backend
 from train.rollout.batch import Batch, Responses, pad
@@ -70,6 +70,7 @@ class Collector:
         tokenizer: PreTrainedTokenizerBase,
         pad_id: int,
         phases: Phases,
+        grader: Grader,
     ) -> None:
         """Nothing is generated yet.
 
@@ -83,7 +84,9 @@ class Collector:
             tokenizer: Turns responses into text.
             pad_id: Fills the batch.
             phases: Takes the seconds of `rollout` and `score`.
+            grader: Verifies responses.
         """
+        self.grader = grader
         self.config, self.method = config, method
         self.problems, self.prompts = problems, prompts
         self.backend, self.sampler = backend, sampler
@@ -194,12 +197,8 @@ class Collector:
             )
         with self.phases("score"):
             texts = [text_of(tokens, self.tokenizer) for tokens in responses.tokens]
-            correct = torch.tensor(
-                [
-                    verify(text, self.problems[prompt].gold, verifier=self.config.verifier)
-                    for text, prompt in zip(texts, prompt_ids, strict=True)
-                ]
-            )
+            golds = [self.problems[prompt].gold for prompt in prompt_ids]
+            correct = self.grader.grade(texts, golds, verifier=self.config.verifier)
         return _Rolled(prompt_ids, samples, responses, texts, correct)
 
     def _batch(self, parts: Sequence[_Rolled], chosen: Sequence[tuple[int, int]]) -> Batch:
